@@ -49,9 +49,11 @@ lint: $(VENV)/installed-test  ## ruff, mypy and the import contract
 test: $(VENV)/installed-test  ## everything that must hold: lint and all tests beside it, of the largest grids a sample
 	@$(MAKE) --no-print-directory -j2 lint tests-sampled
 
-# On a new checkout one process compiles the tests and what they import, and not each of those that run them.
+# On a new checkout one process compiles the tests and what they import, and not each of those that run them. Nor does
+# each make hypothesis' table of all characters, which takes two seconds.
 $(VENV)/compiled-tests: $(VENV)/installed-test
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --collect-only > /dev/null || true
+	$(BIN)/python -c "from hypothesis import strategies; strategies.text().validate()"
 	touch $@
 
 tests-sampled: $(VENV)/compiled-tests

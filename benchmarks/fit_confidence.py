@@ -12,6 +12,9 @@ plans (planner/advice/confidence.py). Maximum a posteriori: each spread is known
 share, which is fitted too, so that a kind of which there are few pairs has about that. Pairs of a sweep share their
 errors, so each sweep weighs 1, however many pairs it has. Degrees of freedom are those that fit best.
 
+No sweep of truth/runs.csv has plans with state in host memory. The spread of this kind is the likeliest of sweeps in
+HOSTED, to which nothing is fitted, where those of all other kinds stay as they are.
+
 Run it after fit_costs.py, and whenever what is predicted of a run has changed.
 """
 
@@ -31,6 +34,8 @@ from shardwright.planner.advice.confidence import DIFFERENCES, RatioSpread, diff
 TARGET = HERE.parent / "src/shardwright/config/catalog/confidence.toml"
 KNOWN_TO = math.log(2.0)  # standard deviation of the logarithm of a spread
 FREEDOMS = range(2, 11)
+HOSTED = ("unseen-3.csv", "offload.csv")
+HOSTED_SPREADS = [step / 100 for step in range(1, 200)]
 # Stated confidences that are held against what was measured, each from one end to the other.
 BINS = ((0.65, 0.75), (0.75, 0.85), (0.85, 0.95), (0.95, 1.0))
 
@@ -163,10 +168,40 @@ def calibration(some: Sequence[Pair], confidences: Sequence[float], low: float, 
     )  # fmt: skip
 
 
+def hosted_pairs() -> list[Pair]:
+    """Pairs of a plan with state in host memory and one without."""
+    results: list[Pair] = []
+    for table in HOSTED:
+        rows = usable(read_runs(HERE / "truth" / table))
+        for family in sorted({row.family for row in rows}):
+            own = [row for row in rows if row.family == family]
+            priced = _pairs_of(own, step_seconds(own, shipped()).tolist())
+            results += [pair for pair in priced if "offload" in pair.kinds]
+    return results
+
+
+def hosted_spread(result: RatioSpread, some: Sequence[Pair]) -> float:
+    """The likeliest spread of state in host memory, beside those of the other kinds."""
+    count = Counter(pair.sweep for pair in some)
+
+    def likelihood(spread: float) -> float:
+        total = 0.0
+        for pair in some:
+            square = result.of(pair.kinds - {"offload"}) ** 2 + spread**2
+            residual = pair.measured - pair.predicted
+            log_density = -math.log(square) / 2
+            log_density -= (result.freedom + 1) / 2 * math.log1p(residual**2 / (result.freedom * square))
+            total += log_density / count[pair.sweep]
+        return total
+
+    return max(HOSTED_SPREADS, key=likelihood)
+
+
 def text(found: RatioSpread) -> str:
     """The catalog's file."""
     lines = ["# Written by benchmarks/fit_confidence.py.", f"freedom = {found.freedom}", "", "[spread]"]
-    return "\n".join([*lines, *(f"{kind} = {spread:.2g}" for kind, spread in found.by_kind.items())]) + "\n"
+    lines += [f"{kind} = {spread:.2g}" for kind, spread in found.by_kind.items()]
+    return "\n".join([*lines, "", "[hosted]", f"offload = {hosted_spread(found, hosted_pairs()):.2g}"]) + "\n"
 
 
 def main() -> None:

@@ -1,28 +1,33 @@
-"""How far off a prediction is where nothing was fitted: the range that four of five steps lie in.
+"""How far off a prediction is: the range that four of five steps lie in.
 
-    python benchmarks/fit_range.py                 # writes the range into catalog/calibrations/common.toml
+    python benchmarks/fit_range.py     # writes the catalog's measured_runs.toml, and the range into common.toml
 
-Families of truth/runs.csv by constants that were fitted without them, and the tables to which nothing is fitted by the
-shipped ones; families weigh alike. Descriptions of software were written by people who saw the errors of these tables,
-so each run counts twice: as predicted by its description, and as if nothing said what ran it. A new source is between
-both: of the first tables that nobody had seen, predictions with descriptions were no better than without.
+A run of truth/runs.csv or of the tables to which nothing is fitted is predicted as it is to the catalog, whose
+constants and descriptions know its family; and as a new one, without the constants and the measured runs of its family.
+So a range may be narrower for a run that is like a measured one (cost/known_runs.py): no rule is told which table it
+prices. Descriptions of software were written by people who saw the errors of these tables, so each new run counts
+twice: as predicted by its description, and as if nothing said what ran it. A new source is between both: of the first
+tables that nobody had seen, predictions with descriptions were no better than without. Families weigh alike.
 
-The ends are those of runs of which no fact makes a prediction less sure (cost/prediction_range.py). The spread of a
-fact is the least by which four of five runs with it lie in their range; that of an unknown device is of all runs,
-predicted without the constants of their generation of devices, and that of unknown software of all runs, as if nothing
-said what ran them. Run it after fit_costs.py.
+The ends are those of runs as they are to the catalog of which no fact makes a prediction less sure
+(cost/prediction_range.py). The spread of a fact is the least by which four of five runs with it lie in their range:
+"unfitted", "experts" and "small" of runs as they are to the catalog, "unmeasured" of new ones, that of an unknown
+device of the former and of new ones without the constants of their generation of devices, that of unknown software of
+new ones as if nothing said what ran them, which is a fact then, and "host" of the runs in HOSTED that keep optimizer
+state there. Run it after fit_costs.py.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import cache, partial
 from math import exp, log
 
 import numpy as np
-from fit_costs import HERE, generations_of, usable, weights_of, write
+from fit_costs import CATALOG, HERE, UNFITTED, generations_of, usable, weights_of, write
 
 from shardwright.config import catalog
-from shardwright.cost.calibration import left_out, left_out_generations, shipped
+from shardwright.cost.calibration import device_of, left_out, left_out_generations, shipped
+from shardwright.cost.known_runs import KnownRuns, unlike
 from shardwright.cost.prediction_range import FACTS, range_width, share_of_experts, unsure_facts
 from shardwright.measure.measured_runs.row_facts import SOFTWARE_COLUMNS
 from shardwright.measure.measured_runs.run_table import read_lines
@@ -33,63 +38,110 @@ from shardwright.simulate.closed_form import step_time
 
 # By table the constants that replace the shipped ones, by family.
 TABLES = {"runs.csv": left_out(), "others.csv": {}, "playbook.csv": {}, "runs-2026.csv": {}}
+HOSTED = ("unseen-3.csv", "offload.csv")
 OUTSIDE = 0.1  # share of usual runs below the range, and above it
 HELD = 0.8  # share of the runs with a fact that their range holds
-SPREADS = [step / 20 for step in range(100)]
+SPREADS = [step / 20 for step in range(600)]
 ROUNDS = 3  # that spreads are fitted in turn: many runs have two facts
+MEASURED = CATALOG.parent / "measured_runs.toml"
+
+
+@dataclass(frozen=True)
+class View:
+    """What is known of a run: its family's measurements, the description of its software, the constants of its
+    generation of devices; and whether it is told that nothing says what ran it."""
+
+    family: bool = True
+    software: bool = True
+    device: bool = True
+    tells_unnamed: bool = False
+
+
+OWN = View()
+NEW = (View(family=False), View(family=False, software=False))
+ELSEWHERE = tuple(replace(view, device=False) for view in NEW)
+UNNAMED = View(family=False, software=False, tells_unnamed=True)
 
 
 @dataclass(frozen=True)
 class Miss:
-    """A run of tier A: the logarithm of measured over predicted seconds, its weight, 1 a family, its facts, the share
-    of its step that experts take, and True if it was predicted by the description of its software, and with the
-    constants of its generation of devices."""
+    """A run: the logarithm of measured over predicted seconds, its weight, 1 a family, the share by which each fact
+    makes its prediction less sure, and what was known of it."""
 
     table: str
     log_ratio: float
     weight: float
-    facts: frozenset[str]
-    expert_share: float
-    is_described: bool
-    knows_device: bool
+    facts: Mapping[str, float]
+    view: View
 
     def is_held(self, low: float, high: float, spreads: Mapping[str, float]) -> bool:
         """True if the run lies in its range; `low` and `high` are logarithms of the ends of usual runs' range."""
-        width = range_width({fact: spreads[fact] for fact in self.facts}, self.expert_share)
+        width = range_width(spreads, self.facts)
         return bool(low * width <= self.log_ratio <= high * width)
 
 
-def misses(*, is_named: bool = True) -> Iterator[Miss]:
-    """All runs, each predicted by the description of its software and as if there were none, and each of these with
-    and without the constants of its generation of devices; if not `is_named`, only as if nothing said what ran them,
-    which is a fact then, on known devices."""
-    fitted = catalog.read_fitted()
-    for table, without in TABLES.items():
-        for is_described in (True, False) if is_named else (False,):
-            rows = [row for row in usable(_rows(table, is_described)) if row.tier == "A"]
-            for family, knows_device in product(sorted({row.family for row in rows}), (True, False)):
-                if not (is_named or knows_device):
-                    continue
-                own = [row for row in rows if row.family == family]
-                for row, seconds, share, weight in _family(own, without.get(family, {}), knows_device):
-                    knows = row.knows_software if is_described else is_named
-                    facts = {*unsure_facts(row.run, is_named=knows, fitted=fitted)}
-                    facts |= set() if knows_device else {"device"}
-                    ratio = log(row.step_s / seconds)
-                    yield Miss(table, ratio, weight, frozenset(facts), share, is_described, knows_device)
+def misses(views: Iterable[View] = (OWN, *NEW, *ELSEWHERE)) -> Iterator[Miss]:
+    """All runs of tier A, as they are predicted by what each view has of them."""
+    for view in views:
+        for table, without in TABLES.items():
+            yield from _of_table(table, view, without)
+
+
+def hosted_misses() -> Iterator[Miss]:
+    """The runs with optimizer state in host memory, as they are predicted where nobody has seen them."""
+    for table in HOSTED:
+        yield from _of_table(table, View(family=False), {}, tiers="AB", is_hosted=True)
+
+
+def _of_table(
+    table: str, view: View, without: Mapping[str, Mapping[str, float]], *, tiers: str = "A", is_hosted: bool = False
+) -> Iterator[Miss]:
+    known = measured_runs()
+    rows = [row for row in usable(_rows(table, view.software)) if row.tier in tiers and row.run]
+    rows = [row for row in rows if not is_hosted or row.run.grid.offload_optimizer]
+    for family in sorted({row.family for row in rows}):
+        own = [row for row in rows if row.family == family]
+        constants = {} if view.family else without.get(family, {})
+        for row, price, weight in _family(own, constants, view.device):
+            facts = _facts(row, price, view, known)
+            yield Miss(table, log(row.step_s / price.seconds), weight, facts, view)
+
+
+def _facts(row: Measured, price: "Price", view: View, known: tuple[KnownRuns, ...]) -> dict[str, float]:
+    """The facts of a run that make its prediction less sure, each with its share."""
+    knows = row.knows_software if view.software else not view.tells_unnamed
+    facts = dict.fromkeys(unsure_facts(row.run, is_named=knows, fitted=catalog.read_fitted()), 1.0)
+    if "experts" in facts:
+        facts["experts"] = price.expert_share
+    left = frozenset() if view.family else frozenset({row.family})
+    if not view.device:
+        left |= {device_of(row.run.device).generation}
+        facts["device"] = 1.0
+    is_named = view.software and row.knows_software
+    unfitted, unmeasured = unlike(row.run, left, known) if is_named else (0.0, 1.0)
+    facts |= {"unfitted": float(unfitted), "unmeasured": float(unmeasured), "host": price.host_share}
+    return {fact: share for fact, share in facts.items() if share}
+
+
+@dataclass(frozen=True)
+class Price:
+    """The predicted seconds of a step, and the shares of it that experts take and work on the host."""
+
+    seconds: float
+    expert_share: float
+    host_share: float
 
 
 def _family(
     rows: list[Measured], without: Mapping[str, float], knows_device: bool
-) -> Iterator[tuple[Measured, float, float, float]]:
-    """For each row of a family (row, predicted seconds of a step, the share of it that experts take, weight)."""
+) -> Iterator[tuple[Measured, Price, float]]:
+    """For each row of a family (row, its price, weight)."""
     generations = generations_of(rows)
     for generation in sorted(set(generations)):
         own = [row for row, of_row in zip(rows, generations, strict=True) if of_row == generation]
         constants = shipped() | dict(without) if knows_device else _without_generation(generation)
         weights = [weight for row, weight in zip(rows, weights_of(rows).tolist(), strict=True) if row in own]
-        for row, (seconds, share), weight in zip(own, _predicted(own, constants), weights, strict=True):
-            yield row, seconds, share, weight
+        yield from zip(own, _predicted(own, constants), weights, strict=True)
 
 
 def _without_generation(generation: str) -> dict[str, float]:
@@ -102,15 +154,44 @@ def _without_generation(generation: str) -> dict[str, float]:
     }
 
 
-def _predicted(rows: list[Measured], constants: Mapping[str, float]) -> list[tuple[float, float]]:
-    """For each row (seconds of a step, the share of it that experts take)."""
-    results = [(0.0, 0.0)] * len(rows)
+def _predicted(rows: list[Measured], constants: Mapping[str, float]) -> list[Price]:
+    """The price of each row."""
+    results = [Price(0.0, 0.0, 0.0)] * len(rows)
     for run, places in batches([row.run for row in rows]):
         time = step_time(run, constants)
         share = share_of_experts(run, sent_s=time.expert, computed_s=time.compute + time.again, total_s=time.total)
-        for place, seconds, one_share in zip(places, time.total, share * np.ones(len(places)), strict=True):
-            results[place] = float(seconds), float(one_share)
+        each = np.ones(len(places))
+        columns = (time.total * each, share * each, time.host / time.total * each)
+        for place, numbers in zip(places, zip(*columns, strict=True), strict=True):
+            results[place] = Price(*map(float, numbers))
     return results
+
+
+@cache
+def measured_runs() -> tuple[KnownRuns, ...]:
+    """The runs of TABLES by what a prediction compares: of tier A, and those that constants are fitted to."""
+    kinds: dict[tuple[str, bool, str, str, str], set[tuple[float, int]]] = {}
+    for table, without in TABLES.items():
+        for row in usable(_rows(table, True)):
+            if row.tier == "A" and row.run and row.knows_software:
+                run, is_fitted = row.run, bool(without) and row.family not in UNFITTED
+                software, generation = run.software.partition("+")[0], device_of(run.device).generation
+                key = row.family, is_fitted, software, generation, run.grid.precision
+                billions = float(f"{run.shape.parameters / 1e9:.4g}")
+                kinds.setdefault(key, set()).add((billions, int(run.grid.world)))
+    return tuple(KnownRuns(*key, sizes=tuple(sorted(sizes))) for key, sizes in sorted(kinds.items()))
+
+
+def text_of(known: Iterable[KnownRuns]) -> str:
+    """The catalog's file of measured runs."""
+    lines, family = ["# Written by benchmarks/fit_range.py."], ""
+    for runs in sorted(known, key=lambda runs: (not runs.is_fitted, runs.family)):
+        if runs.family != family:
+            family = runs.family
+            lines += ["", f"[{'fitted' if runs.is_fitted else 'measured'}.{family}]"]
+        sizes = ", ".join(f"[{size:g}, {devices}]" for size, devices in runs.sizes)
+        lines.append(f'"{runs.software} {runs.generation} {runs.number}" = [{sizes}]')
+    return "\n".join(lines) + "\n"
 
 
 def _rows(table: str, is_described: bool) -> list[Measured]:
@@ -136,27 +217,34 @@ def least_spread(fact: str, some: Iterable[Miss], low: float, high: float, sprea
 
 
 def main() -> None:
-    """Write the range, and print the share of runs of each table that it holds."""
-    every, unnamed = list(misses()), list(misses(is_named=False))
-    known, elsewhere = ([m for m in every if m.knows_device is knows] for knows in (True, False))
-    usual = [miss for miss in known if not miss.facts]
+    """Write the range and the measured runs, and print the share of runs of each table that the range holds."""
+    MEASURED.write_text(text_of(measured_runs()))
+    every = [*misses(), *misses([UNNAMED]), *hosted_misses()]
+
+    def seen(*views: View) -> list[Miss]:
+        return [miss for miss in every if miss.view in views and miss.table in TABLES]
+
+    usual = [miss for miss in seen(OWN) if not miss.facts]
     ratios, weights = [miss.log_ratio for miss in usual], [miss.weight for miss in usual]
     low, high = percentile(ratios, weights, OUTSIDE), percentile(ratios, weights, 1 - OUTSIDE)
+    told_by = dict.fromkeys(FACTS, seen(OWN))
+    told_by |= {"unmeasured": seen(*NEW), "device": seen(OWN, *ELSEWHERE), "software": seen(UNNAMED)}
+    told_by["host"] = [miss for miss in every if miss.table in HOSTED]
     spreads = dict.fromkeys(FACTS, 0.0)
     for _ in range(ROUNDS):
         for fact in FACTS:
-            some = {"software": unnamed, "device": elsewhere}.get(fact, known)
-            spreads[fact] = least_spread(fact, some, low, high, spreads)
+            spreads[fact] = least_spread(fact, told_by[fact], low, high, spreads)
     constants = {name: value for name, value in shipped().items() if name.startswith("common.")}
     ends = {"common.low": exp(low), "common.high": exp(high)}
     write(constants | ends | {f"common.{fact}_range": spread for fact, spread in spreads.items()})
     print(f"{exp(low):.4g} to {exp(high):.4g} for {len(usual)} usual runs; spreads {spreads}")
-    described = [miss for miss in known if miss.is_described]
-    titles = {"all": every, "described": described, "device left out": elsewhere, "not named": unnamed}
-    for title, some in titles.items():
+    held = partial(share_held, low=low, high=high, spreads=spreads)
+    titles = {"as they are": (OWN,), "new": NEW, "device left out": ELSEWHERE, "not named": (UNNAMED,)}
+    for title, views in titles.items():
         for table in TABLES:
-            share = share_held([miss for miss in some if miss.table == table], low, high, spreads)
-            print(f"  {title}, {table}: {share:.0%} in range")
+            print(f"  {title}, {table}: {held([miss for miss in seen(*views) if miss.table == table]):.0%} in range")
+    for table in HOSTED:
+        print(f"  state on the host, {table}: {held([miss for miss in every if miss.table == table]):.0%} in range")
 
 
 if __name__ == "__main__":

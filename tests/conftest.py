@@ -6,8 +6,11 @@ import re
 import signal
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -106,8 +109,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark the tests of modules that start ranks or commands: `make test-fast` leaves these out. Of the cases of a test
     that is marked as `sampled(n)` keep one in n."""
     for item in items:
-        known = vars(getattr(item, "module", None) or item).values()
-        if any(value is subprocess or _comes_from(value) in _STARTING for value in known):
+        module = getattr(item, "module", None)
+        if module is not None and _starts_processes(module):
             item.add_marker(pytest.mark.processes)
     if config.getoption("--all-cases") or any("[" in asked for asked in config.args):  # who names a case gets it
         return
@@ -120,6 +123,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (kept if (number + number // one_in) % one_in == 0 else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept
+
+
+@cache
+def _starts_processes(module: ModuleType) -> bool:
+    """Whether a module of tests names something that starts processes."""
+    return any(value is subprocess or _comes_from(value) in _STARTING for value in vars(module).values())
+
+
+@pytest.fixture
+def searched_once() -> Iterator[None]:
+    """One search for a question that several tests of a process ask, or one test as text and as JSON."""
+    from support.computed_once import computed_once
+
+    with computed_once():
+        yield
 
 
 def _comes_from(value: object) -> str:

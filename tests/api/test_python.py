@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 import shardwright as sw
 from shardwright.cli.main import cli
-from support.computed_once import computed_once
+
+pytestmark = pytest.mark.usefixtures("searched_once")
 
 ROOT = Path(__file__).parents[2]
 KEPT = ["plan.tp=2", "plan.pp=1", "plan.microbatch_size=1"]  # of few plans the best is soon found
@@ -47,7 +48,6 @@ def test_doctests() -> None:
         assert result.attempted and not result.failed, name
 
 
-@computed_once()  # the search for the rest of the plan, which all of them make
 def test_results_print_and_dump_as_the_commands_do() -> None:
     sets = ["plan.zero=1", *KEPT]
     words = [

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from mcp import Client, StdioServerParameters
 
 import shardwright as sw
 from shardwright.api.tool_server import NUM_PLANS, TOOLS, tool_server
+
+pytestmark = pytest.mark.usefixtures("searched_once")
 
 ON_8 = {"devices": 8, "device": "h100-sxm"}
 KEEP = ["plan.tp=2", "plan.pp=1", "plan.microbatch_size=1"]  # of few plans the best is soon found
@@ -19,6 +20,8 @@ KEEP = ["plan.tp=2", "plan.pp=1", "plan.microbatch_size=1"]  # of few plans the 
 
 def asked(server: Any, name: str, arguments: Mapping[str, Any]) -> tuple[bool, Any]:
     """(true if it failed, the answer) of one call of a tool."""
+
+    from mcp import Client  # which takes a second, in each process that collects tests
 
     async def call() -> tuple[bool, Any]:
         async with Client(server) as client:
@@ -30,6 +33,8 @@ def asked(server: Any, name: str, arguments: Mapping[str, Any]) -> tuple[bool, A
 
 
 def test_every_tool_describes_itself_and_its_arguments() -> None:
+    from mcp import Client
+
     async def listed() -> list[Any]:
         async with Client(tool_server()) as client:
             return list((await client.list_tools()).tools)
@@ -104,5 +109,7 @@ def test_arguments_of_the_wrong_types_are_one_list_of_faults() -> None:
 
 @pytest.mark.processes
 def test_the_command_speaks_with_a_client_over_its_standard_streams() -> None:
+    from mcp import StdioServerParameters
+
     command = StdioServerParameters(command=sys.executable, args=["-m", "shardwright", "mcp"], env=dict(os.environ))
     assert asked(command, "check", {"job": "quickstart"}) == (False, {"is_legal": True, "faults": [], "fits": None})

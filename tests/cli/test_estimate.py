@@ -5,23 +5,29 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner, Result
 
+from shardwright.cli.main import cli
 from support.ranks import PATIENCE_S
+
+pytestmark = pytest.mark.usefixtures("searched_once")
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "buffers", "working")
 KINDS = [f"{kind}_bytes" for kind in PARTS]
 BF16 = ["precision.compute=bf16", "precision.gradients=compute"]
 
 
-def estimate(*overrides: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    words = [part for override in overrides for part in ("--set", override)]
-    command = [sys.executable, "-m", "shardwright", "estimate", "quickstart", *words, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+def words(*overrides: str) -> list[str]:
+    return ["estimate", "quickstart", *(part for override in overrides for part in ("--set", override))]
+
+
+def estimate(*overrides: str, options: tuple[str, ...] = ()) -> Result:
+    return CliRunner().invoke(cli, [*words(*overrides), *options], catch_exceptions=False)
 
 
 def as_json(*overrides: str) -> dict:
     done = estimate(*overrides, options=("--json",))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.exit_code, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
 
@@ -71,7 +77,8 @@ def test_the_table_shows_the_same() -> None:
 
 
 def test_every_fault_in_one_message() -> None:
-    done = estimate("plan.tp=3", "plan.zero_ranks=3", options=("--json",))
+    command = [sys.executable, "-m", "shardwright", *words("plan.tp=3", "plan.zero_ranks=3"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "plan.tp 3 does not divide 8 heads" in done.stderr
     assert "plan.zero_ranks 3 does not divide plan.dp 2" in done.stderr

@@ -15,6 +15,8 @@ from shardwright.config.load import read_job
 from shardwright.report.nearest_text import set_line
 from shardwright.simulate.closed_form import StepTime
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 
 def shown(job: str, *overrides: str, options: tuple[str, ...] = ()) -> str:
     words = [part for override in overrides for part in ("--set", override)]

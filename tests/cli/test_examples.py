@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from support.forked_commands import SCRIPT, run_forked
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"]
 SAYS = {

@@ -36,6 +36,7 @@ def test_a_script_that_is_fine_has_status_0() -> None:
     assert check["step_s"] > 0
 
 
+@pytest.mark.usefixtures("searched_once")
 def test_memory_that_lacks_is_told_with_a_way_out(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(Path(SCRIPT).read_text().replace("size 8 --pipeline-model-parallel-size 4", "size 1"))

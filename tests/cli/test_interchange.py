@@ -4,14 +4,14 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from shardwright.cli.main import cli
-from support.computed_once import computed_once
+
+pytestmark = pytest.mark.usefixtures("searched_once")
 
 SCRIPT = """#!/bin/bash
 GPUS_PER_NODE=8
@@ -49,15 +49,12 @@ schedule = "cosine"
 """
 
 
+# Of few plans the best is soon found.
+FEW = ("--keep", "plan.cp=1", "--keep", "plan.pp=2")
+
+
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
-
-
-@pytest.fixture(autouse=True)
-def _searched_once() -> Iterator[None]:
-    """One search for a question, whether its answer is wanted as text or as JSON."""
-    with computed_once():
-        yield
 
 
 @pytest.fixture
@@ -102,7 +99,7 @@ def test_a_learning_rate_that_the_job_leaves_to_us_is_said(tmp_path: Path) -> No
 
 
 def test_plan_from_says_what_it_costs_and_which_flags_to_change(script: str) -> None:
-    done = run("plan", "--from", "megatron", script, "--device", "h100-sxm", "--top", "2")
+    done = run("plan", "--from", "megatron", script, "--device", "h100-sxm", "--top", "2", *FEW)
     assert done.exit_code == 0
     text = done.stdout
     assert text.startswith("As it stands, Megatron-LM takes ")
@@ -119,7 +116,7 @@ def test_flags_with_other_names_that_mean_what_is_changed_are_named_to_go(tmp_pa
     own = own.replace("--log-interval 10\n", "--log-interval 10 \\\n")
     path, changed = tmp_path / "run.sh", tmp_path / "changed.sh"
     path.write_text(own)
-    options = ("--device", "h100-sxm", "--json", "--top", "1", "--keep", "plan.pp=2", "--keep", "plan.virtual_stages=4")
+    options = ("--device", "h100-sxm", "--json", "--top", "1", *FEW, "--keep", "plan.virtual_stages=4")
     result = json.loads(run("plan", "--from", "megatron", str(path), *options).stdout)["as_given"]["faster"][0]
     old = {"--num-layers-per-virtual-pipeline-stage 8", "--recompute-activations"}
     assert set(result["instead_of"]) == old
@@ -174,7 +171,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_plan_from_as_json(script: str) -> None:
-    result = json.loads(run("plan", "--from", "megatron", script, "--device", "h100-sxm", "--json").stdout)
+    result = json.loads(run("plan", "--from", "megatron", script, "--device", "h100-sxm", "--json", *FEW).stdout)
     faster = result["as_given"]["faster"]
     assert faster and faster[0]["times_faster"] > 1 and faster[0]["changes"]
     assert result["plans"]
@@ -184,7 +181,7 @@ def test_changes_of_an_old_script_are_those_of_its_generation(tmp_path: Path) ->
     path = tmp_path / "run.sh"
     old = SCRIPT.replace("--use-distributed-optimizer", "--DDP-impl local").replace("--recompute-granularity full", "")
     path.write_text(re.sub(r"--recompute-\S+ (uniform|1)\b", "", old))
-    done = run("plan", "--from", "megatron", str(path), "--device", "a100-80g", "--top", "2")
+    done = run("plan", "--from", "megatron", str(path), "--device", "a100-80g", "--top", "2", *FEW)
     assert "as megatron-2021" in done.stdout and "held to what megatron-2021 has" in done.stdout.replace("\n", " ")
     assert "--sequence-parallel" not in done.stdout and "--use-distributed-optimizer" not in done.stdout
 
@@ -221,7 +218,8 @@ def test_a_model_that_torchtitan_has_not_is_told_with_those_that_it_has() -> Non
 def test_plan_from_torchtitan_says_fields_in_the_form_of_its_files(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(LLAMA)
-    options = ("--device", "h100-sxm", "--json", "--top", "1")
+    few = ("--keep", "plan.cp=1", "--keep", "plan.pp=1")
+    options = ("--device", "h100-sxm", "--json", "--top", "1", *few)
     for system, files in (("torchtitan", ("run.sh", "job_config.py")), ("torchtitan-0.2", ("job.toml",))):
         run("export", str(job), "--to", system, "--out", str(tmp_path / system))
         paths = [str(tmp_path / system / name) for name in files]

@@ -87,6 +87,7 @@ def test_a_dry_run_speaks_chinese() -> None:
         assert words in screen, screen
 
 
+@pytest.mark.usefixtures("searched_once")
 def test_json_is_english() -> None:
     words = "estimate gpt-100b-32xa100 --set model.hidden=12288 --set model.heads=96 --json"
     (note, *_), (other, *_) = (json.loads(run(words, *lang).stdout)["notes"] for lang in ((), ("--lang", "zh")))

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import shardwright as sw
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
-from support.computed_once import computed_once
+
+pytestmark = pytest.mark.usefixtures("searched_once")
 
 # Few plans, which are soon priced.
 QUICK = tuple(
@@ -22,13 +22,6 @@ QUICK = tuple(
     for word in ("--keep", f"plan.{field}")
 )
 OTHER_SIZE = ("--set", "cluster.nodes=16")
-
-
-@pytest.fixture(autouse=True)
-def _searched_once() -> Iterator[None]:
-    """One search for a question, whether its answer is wanted as text or as JSON."""
-    with computed_once():
-        yield
 
 
 def typed(*words: str) -> Result:

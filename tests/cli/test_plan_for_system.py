@@ -12,6 +12,8 @@ from shardwright.config.load import load_job
 from shardwright.interchange.exported import exported
 from shardwright.interchange.system import SYSTEMS
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 ON_8 = ("qwen3-0.6b", "--devices", "8", "--device", "h100-sxm")
 QUICK = ("plan.pp=1", "plan.cp=1", "plan.recompute=none", "plan.microbatch_size=1")
 KEEP = tuple(word for field in QUICK for word in ("--keep", field))

@@ -13,6 +13,8 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
 from shardwright.report.toml_files import write_toml
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 QUICK = ("plan.dp=2", "plan.tp=2", "plan.pp=2")
 
 
@@ -36,7 +38,8 @@ def test_the_first_fallback_that_has_so_many_ranks() -> None:
 
 @pytest.mark.long
 def test_what_the_planner_recommends() -> None:
-    spec = job('cluster.device="h100-sxm"', "cluster.devices_per_node=4", "cluster.nodes=2", "plan.fallback=[{tp=2}]")
+    cluster = ('cluster.device="h100-sxm"', "cluster.devices_per_node=4", "cluster.nodes=2")
+    spec = job(*cluster, "plan.fallback=[{tp=2}]", "batch.global_batch_size=8")  # of few microbatches, soon searched
     result, printed = for_world(spec, 4)
     assert (result.plan.world, result.cluster.num_devices, result.batch) == (4, 4, spec.batch)
     assert printed.startswith("4 ranks were started, and the plan is for 8: this is what `plan` recommends, ")

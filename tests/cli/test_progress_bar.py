@@ -26,6 +26,7 @@ def test_a_search_tells_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
     assert {record.message for record in answer} == {phase.value[0] for phase in Phase}
 
 
+@pytest.mark.long
 def test_a_search_tells_its_best_plan_before_it_simulates_any(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", LOGGER.name):
         result = sw.load("tiny-llama", devices=8, device="h100-sxm").plan(keep=["plan.recompute=none"])
@@ -94,6 +95,7 @@ def test_a_plan_whose_memory_is_not_accounted_yet_may_not_fit(monkeypatch: pytes
     assert written.getvalue() == line
 
 
+@pytest.mark.long
 def test_a_search_tells_which_plans_may_not_fit(caplog: pytest.LogCaptureFixture) -> None:
     """A plan that is refuted later was told with that, and the last one, which is shown, is known to fit or nearly
     sure to."""

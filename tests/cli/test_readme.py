@@ -19,6 +19,8 @@ from support.experts_run import write_run
 from support.ranks import PATIENCE_S
 from train.test_released_models import job_of, trained_and_saved
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent

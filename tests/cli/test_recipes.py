@@ -4,6 +4,8 @@ import pytest
 
 from support.recipe_plans import PAGE, TABLE, cases, row
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 CASES = cases(PAGE.read_text(encoding="utf-8"))
 
 

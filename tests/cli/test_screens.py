@@ -10,6 +10,8 @@ from click.testing import CliRunner
 
 from shardwright.cli.main import cli
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 _ON_8 = "--devices 8 --device h100-sxm"
 COMMANDS = (
     f"estimate tiny-llama {_ON_8} --set plan.tp=2 --set plan.dp=4 --beside",

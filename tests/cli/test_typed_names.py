@@ -15,6 +15,8 @@ from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.system import SYSTEMS
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 
 def run(words: str) -> Result:
     return CliRunner().invoke(cli, words.split())

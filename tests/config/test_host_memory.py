@@ -60,6 +60,7 @@ def test_more_host_memory_never_makes_it_slower_or_a_fitting_plan_unfit(gib: flo
         assert many and many[0].token_s <= few[0].token_s
 
 
+@pytest.mark.long
 def test_what_does_not_fit_says_so_with_a_way_out() -> None:
     small, large = (job(gib, zero=1, offload_optimizer=1.0) for gib in (4.0, 400.0))
     needed = max(rank.host_bytes for rank in job_memory(small))

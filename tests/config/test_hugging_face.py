@@ -145,6 +145,7 @@ def test_keys_as_they_were_released() -> None:
     assert fields_of({"model_type": "gemma", "hidden_act": "gelu"})[0]["activation"] == "gelu-tanh"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["deepseek_v3", "gemma3", "qwen3_moe windows"])
 def test_no_key_that_changes_what_is_computed_is_overlooked(name: str) -> None:
     """`python tests/fuzz/configurations.py` asks all families."""
@@ -261,6 +262,11 @@ MINIMAX = {"model_type": "minimax_m2", "num_hidden_layers": 2, "layernorm_mlp_be
         (MINIMAX | {"layernorm_mlp_beta": 3.5}, 1),
         ({"model_type": "dots1", "num_hidden_layers": 2, "topk_method": "noaux_tc", "scoring_func": "noaux_tc"}, 0),
         ({"model_type": "dots1", "num_hidden_layers": 2, "topk_method": "greedy"}, 1),
+        ({"model_type": "phi", "num_hidden_layers": 2, "rotary_dim": 32}, 0),  # half of a head of 64
+        ({"model_type": "phi", "num_hidden_layers": 2, "rotary_dim": 48}, 1),
+        ({"model_type": "llama", "internal_version": "7b-alpha", "license": "mit", "model_name": "mine"}, 0),
+        ({"model_type": "llama", "internal_version": 2, "hidden_dropout": 0.0}, 1),
+        ({"model_type": "llama", "hidden_dropout": 0.1}, 1),
     ],
 )
 def test_keys_of_earlier_revisions_are_read_where_they_change_nothing(keys: dict[str, Any], num_faults: int) -> None:

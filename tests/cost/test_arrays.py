@@ -49,6 +49,7 @@ SEVERAL = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from([LLAMA, MOE, LATENT, GPT]), st.lists(DEGREES, min_size=1, max_size=6), WORDS,
@@ -76,6 +77,7 @@ def test_arrays_are_priced_as_single_plans(
                 assert together[name][n] == pytest.approx(value, rel=1e-12, abs=1e-12), name
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from([LLAMA, GPT]),

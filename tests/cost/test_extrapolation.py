@@ -17,6 +17,7 @@ def _rows() -> list[tuple[str, str]]:
     return rows
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("command", "shown"), _rows())
 def test_a_figure_of_the_page_is_what_its_command_prints(command: str, shown: str) -> None:
     assert figure(command) == shown, "run tests/support/extrapolation_page.py"

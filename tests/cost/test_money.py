@@ -1,6 +1,8 @@
 """Money, energy and time lost to failures: by hand, against a simulation, and against what was published."""
 
+import calendar
 import math
+import re
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -84,7 +86,10 @@ def test_network_price_power_and_failures_have_a_source(name: str) -> None:
         "hours_between_failures",
     )
     assert {field for field in fields if getattr(device, field)} == set(device.sources)
-    assert not device.usd_per_hour or "20" in device.sources["usd_per_hour"]  # a price has a date
+    source = device.sources.get("usd_per_hour", "")
+    assert not source or re.search(rf"\b({'|'.join(calendar.month_name[1:])}) 20\d\d\b", source)  # a price has a month
+    for usd, devices in re.findall(r"\$([\d.]+) an instance of (\d+)", source):
+        assert device.usd_per_hour == pytest.approx(float(usd) / int(devices), abs=0.0051)  # rounded to a cent
 
 
 # --- failures ---

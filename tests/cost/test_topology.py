@@ -53,6 +53,7 @@ def test_a_level_that_is_not_oversubscribed_is_a_flat_network(grid: PlanGrid, le
     assert seconds(replace(run, topology=Topology((level,)))) == pytest.approx(seconds(run), rel=1e-12)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(CUTS, st.sampled_from([0.1, 0.25, 0.5]))
 def test_more_bandwidth_upward_is_never_slower(grid: PlanGrid, share: float) -> None:

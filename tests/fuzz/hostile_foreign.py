@@ -12,11 +12,12 @@ from fuzz.hostile import Case
 from fuzz.hostile_python import PYTHON_FORMS, mangled_python
 from fuzz.trainer_jobs import trainer_files, trainer_jobs
 from interchange.public_jobs import files_of, public_jobs
+from interchange.wrapped_files import WRAPPED
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.exported import Lacking, exported
-from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.plain_data import read_data, read_documents
 from shardwright.interchange.system import SYSTEMS, System
 
 _LLAMA = ("cluster.name=mine", "cluster.device=h100-sxm", "cluster.devices_per_node=8", "cluster.nodes=1", "plan.dp=8",
@@ -112,6 +113,7 @@ def _bases() -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
         *written,
         *_adapted(),
         ("megatron", _YAML_OF_MEGATRON),
+        *(("megatron", ((name, text),)) for name, text in WRAPPED.items()),
         *(("torchtitan", (script, ("job_config.py", text))) for text in PYTHON_FORMS),
     )
 
@@ -160,7 +162,8 @@ def _mangled(random: Random, name: str, text: str) -> bytes:
         return _mangled_script(random, text).encode("utf-8", "surrogatepass")
     if PurePath(name).suffix == ".py":
         return mangled_python(random, text).encode("utf-8", "surrogatepass")
-    data: Any = mutate.fields(random, read_data(name, text), ["tp", "stage", "model", "trainer"])
+    documents = read_documents(name, text) if "---" in text else [read_data(name, text)]
+    data: Any = mutate.fields(random, documents[-1], ["tp", "stage", "model", "trainer", "replicas", "command"])
     if not isinstance(data, dict):
         return json.dumps(data).encode()
     if random.random() < 0.3:

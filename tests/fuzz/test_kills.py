@@ -30,8 +30,8 @@ step 20 is saved: the run waited 0.001 s, all was durable after 0.02 s
 
 @pytest.mark.processes
 def test_some_harmed_runs_end_as_unharmed_ones() -> None:
-    """All kinds of harm are met by `make kills`."""
-    command = [sys.executable, kills.__file__, "--seed", "17", "--count", "3"]
+    """Of one plan, whose unharmed run is made once. All kinds of harm and all plans are met by `make kills`."""
+    command = [sys.executable, kills.__file__, "--seed", "42", "--count", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sum(harm in done.stdout for harm in HARMS) >= 2

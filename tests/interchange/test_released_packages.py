@@ -1,7 +1,8 @@
 """The released packages read what is written for them: argument parsers and classes of configurations.
 
 Megatron-LM's own argument parser is not in the package megatron-core; the classes that its arguments become are, and
-check them. DeepSpeed and torchtitan bring much along: heavier_packages.py (`make interchange`).
+check them. DeepSpeed and torchtitan bring much along: heavier_packages.py (`make interchange`). The packages are
+imported where they are used: that takes a second, in each process that collects tests.
 """
 
 import dataclasses
@@ -13,10 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.commands.launch import launch_command_parser
-from accelerate.parallelism_config import ParallelismConfig
-from transformers import AutoConfig, HfArgumentParser, TrainingArguments
 
 from interchange.exports import NUM_EXPORTS, arguments_of, exports
 from shardwright.interchange.reading.script_text import settings_of
@@ -179,6 +176,11 @@ def test_megatron_core_takes_every_export(megatron: SimpleNamespace, monkeypatch
 
 @pytest.mark.long
 def test_accelerate_and_transformers_take_every_export(tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+    from accelerate.parallelism_config import ParallelismConfig
+    from transformers import AutoConfig
+
     kinds = set()
     for number, files in enumerate(exports("accelerate")):
         folder = tmp_path / str(number)
@@ -205,6 +207,8 @@ def test_transformers_takes_every_export_for_deepspeed(tmp_path: Path) -> None:
 
 def check_options(script: str, folder: Path) -> None:
     """Options as transformers reads them; what is left are those of the program, which it has examples of."""
+    from transformers import HfArgumentParser, TrainingArguments
+
     words = [word for word in arguments_of(script) if word not in ("--bf16", "--fp16")]  # which ask for a GPU
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -6,6 +6,7 @@ from shardwright.learn.idea_pages import LANGUAGES, IdeaPage
 from support.playbook_page import cells, chosen, fastest, filled, plan_text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_tables_are_those_of_now(language: str) -> None:
     text = IdeaPage("playbook", language).markdown

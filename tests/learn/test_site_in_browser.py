@@ -203,15 +203,19 @@ def test_the_site_and_the_terminal_rank_alike(browser: Browser, site: Path, lang
         assert titles[: len(expected)] == expected, question
 
 
-# The smallest letters of each picture and of each playable figure of a page, in pixels of the window.
+# The smallest letters of each picture and of each playable figure of a page, in pixels of the window. A picture is read
+# once, for windows of all widths.
 SMALLEST_LETTERS = """async () => {
     const sizes = {};
+    window.shares ??= new Map();
     for (const image of document.querySelectorAll("article img[src$='.svg']")) {
-        await image.decode();
-        const drawn = new DOMParser().parseFromString(await (await fetch(image.src)).text(), "image/svg+xml");
-        const letters = [...drawn.querySelectorAll("text[font-size]")].map((one) => one.getAttribute("font-size"));
-        const scale = image.clientWidth / drawn.documentElement.viewBox.baseVal.width;
-        sizes[image.src] = scale * Math.min(...letters);
+        if (!window.shares.has(image)) {
+            await image.decode();
+            const drawn = new DOMParser().parseFromString(await (await fetch(image.src)).text(), "image/svg+xml");
+            const letters = [...drawn.querySelectorAll("text[font-size]")].map((one) => one.getAttribute("font-size"));
+            window.shares.set(image, Math.min(...letters) / drawn.documentElement.viewBox.baseVal.width);
+        }
+        sizes[image.src] = image.clientWidth * window.shares.get(image);
     }
     for (const figure of document.querySelectorAll("figure.playable")) {
         const written = (one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());

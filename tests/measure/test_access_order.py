@@ -144,8 +144,8 @@ def test_waits_of_experts_are_those_that_their_gate_needs(moe: dict[str, Any], h
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2, "pp": 2, "sequence_parallel": True}], ids=["dp 1", "tp 2 x pp 2"])
 def test_the_host_waits_once_in_a_step_of_8b_widths(plan: dict[str, Any]) -> None:
-    """Four dense layers of Llama 3 8B, in 16 microbatches. The vocabulary is small: its chunks are many operators."""
-    model = {"hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "layers": 4, "sequence": 512, "vocab": 1024}
+    """Two dense layers of Llama 3 8B, in 16 microbatches. The vocabulary is small: its chunks are many operators."""
+    model = {"hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "layers": 2, "sequence": 512, "vocab": 1024}
     job = make_job({"model": model, "plan": plan, "batch": {"global_batch_size": 16}, "precision": {"compute": "bf16"}})
     assert job.num_microbatches == 16
     for rank in range(0, job.plan.world, job.plan.world // job.plan.pp):

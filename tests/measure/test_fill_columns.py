@@ -124,7 +124,7 @@ def test_a_repeat_has_the_facts_of_the_row_before_it() -> None:
 
 
 TABLES = ["runs.csv", "oom.csv", "others.csv", "playbook.csv", "playbook-memory.csv", "runs-2026.csv", "unseen.csv"]
-TABLES += ["unseen-2.csv", "unseen-3.csv"]
+TABLES += ["unseen-2.csv", "unseen-3.csv", "offload.csv"]
 
 
 def test_what_maxtext_recomputes() -> None:

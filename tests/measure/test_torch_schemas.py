@@ -49,6 +49,7 @@ def test_every_operator_that_is_called_has_a_schema_here() -> None:
     assert {name.removeprefix("aten::") for name in NAMES if name.startswith("aten::")} <= SCHEMAS.keys()
 
 
+@pytest.mark.long
 def test_calls_fit_the_schemas() -> None:
     """Every recorded call gives all that has no default, and nothing that is unknown."""
     calls = {name.removeprefix("aten::"): given for name, given in real_calls().items() if name.startswith("aten::")}

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from shardwright.config.job import JobSpec
 from shardwright.config.rank_order import DEFAULT_ORDER
 from shardwright.cost.calibration import shipped
@@ -27,6 +29,7 @@ def answer(constraints: Constraints) -> tuple[Advice, Objection | None]:
     )
 
 
+@pytest.mark.long
 def test_what_is_objected_to_is_searched_without() -> None:
     """The answer is that of a search held to what has no objection, though no search was told so."""
     advice, first = answer(FEW)

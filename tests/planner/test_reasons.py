@@ -42,6 +42,8 @@ from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import simulated_step
 from support.planned import small_job
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 QUICK = constraints_of(["plan.recompute=none", "plan.cp=1", "plan.schedule=1f1b"], [])
 
 

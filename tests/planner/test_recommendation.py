@@ -53,7 +53,7 @@ from shardwright.simulate.closed_form import step_time
 from support.computed_once import computed_once
 from support.planned import small_job
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("searched_once")]
 
 FREE = constraints_of([], [])
 DEGREES = ("tp", "pp", "cp", "dp", "ep")
@@ -81,7 +81,8 @@ def advised(job: JobSpec, constraints: Constraints = FREE, objective: str = "tim
 
 @pytest.fixture(scope="module")
 def llama() -> Advice:
-    return advised(llama_on_a_node())
+    with computed_once():
+        return advised(llama_on_a_node())
 
 
 def test_the_first_plan_gives_way_to_faster_ones_beside_it(llama: Advice) -> None:
@@ -373,9 +374,8 @@ def test_the_command_writes_the_recommended_plan(tmp_path: Path) -> None:
     source, target = tmp_path / "job.toml", tmp_path / "best.toml"
     write_toml(source, llama_on_a_node())
     options = ["plan", str(source), "--top", "3", "--toml", str(target)]
-    with computed_once():
-        done = CliRunner().invoke(cli, [*options, "--json"], catch_exceptions=False)
-        text = CliRunner().invoke(cli, options, catch_exceptions=False).stdout
+    done = CliRunner().invoke(cli, [*options, "--json"], catch_exceptions=False)
+    text = CliRunner().invoke(cli, options, catch_exceptions=False).stdout
     answer = json.loads(done.stdout)
     (chosen,) = [plan for plan in answer if plan["recommended"]]
     assert load_job(str(target)).plan.model_dump() == chosen["plan"] == answer[0]["plan"]

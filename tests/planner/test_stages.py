@@ -59,6 +59,7 @@ def lines(draw: st.DrawFn) -> tuple[list[PipelineSlot], int]:
     return seats, draw(st.sampled_from([1, 2, 3, 20]))
 
 
+@pytest.mark.long
 @settings(max_examples=250, deadline=None)
 @given(lines())
 def test_a_line_is_cut_as_the_best_of_all_cuts(line: tuple[list[PipelineSlot], int]) -> None:

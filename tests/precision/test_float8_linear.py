@@ -365,6 +365,7 @@ def trained(name: str | None) -> float:
     return total
 
 
+@pytest.mark.long
 def test_training_goes_as_in_float32() -> None:
     exact = trained(None)
     assert exact < 0.1  # it learns: it began near 0.8

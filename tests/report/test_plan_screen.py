@@ -18,6 +18,8 @@ from shardwright.report.software_beside import software_beside
 from shardwright.simulate.full_step import simulated_step
 from support.languages import assert_same_in_chinese
 
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("searched_once")]
+
 QUICK = ["plan.cp=1", "plan.recompute=full", "plan.schedule=1f1b", "plan.microbatch_size=1", "plan.tp=8"]
 
 
@@ -49,7 +51,6 @@ def test_the_answer_is_one_screen(plans: FoundPlans) -> None:
     assert "Why not another" in plans.screen(with_details=True) and "Why not another" not in text
 
 
-@pytest.mark.long
 def test_much_to_say_takes_the_place_of_reasons() -> None:
     """A plan of its own that does not fit, and a number of parameters that its layers do not have."""
     whole = {"tp": 4, "pp": 8, "dp": 1, "schedule": "1f1b", "microbatch_size": 1, "recompute": "none", "zero": 0}

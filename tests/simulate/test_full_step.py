@@ -134,6 +134,7 @@ def test_a_step_is_no_shorter_than_its_busiest_rank(zero: int, schedule: str, la
     assert step.compute + step.again + step.tensor == pytest.approx(busiest_s, rel=1e-9) and step.total > busiest_s
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     schedule=st.sampled_from(searched()),

@@ -52,6 +52,7 @@ def test_a_file_and_a_model_begin_with_their_fields() -> None:
     assert (plan.tp, plan.dp, plan.world) == (2, 2, 4)
 
 
+@pytest.mark.usefixtures("searched_once")
 def test_a_model_of_the_catalog_is_known_by_its_name_under_its_best_plan() -> None:
     state = state_of("tiny-llama", "--devices", "2", "--device", "h100-sxm")
     assert (state["job"], state["devices"], state["device"]) == ("tiny-llama", "2", "h100-sxm")

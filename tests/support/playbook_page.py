@@ -30,7 +30,7 @@ WORDS = {
         "near": "the ranges of both predictions overlap",
         "far": "the prediction is wrong",
         "rewritten": "measured under 20 % MFU, while the authors rewrote their pipeline",
-        "comma": ", ",
+        "comma": ", ", "list": ", ", "colon": ": ", "both": "{} ({})",
         "none": "none ran",
         "data": "replicas", "tensor": "tensor sums", "bubble": "bubble", "messages": "messages",
         "optimizer": "update", "other": "the rest",
@@ -44,7 +44,7 @@ WORDS = {
         "near": "两个预测的范围有重叠",
         "far": "预测错了",
         "rewritten": "实测 MFU 低于 20 %，作者当时正在重写流水线代码",
-        "comma": "、",
+        "comma": "、", "list": "，", "colon": "：", "both": "{}（{}）",
         "none": "没有跑通的",
         "data": "副本间通信", "tensor": "张量并行求和", "bubble": "气泡", "messages": "阶段间消息",
         "optimizer": "更新", "other": "其余",
@@ -111,18 +111,19 @@ def cell_row(cell: Cell, words: Mapping[str, str]) -> list[str]:
     """A line of the first table."""
     runs = cells()[cell]
     best, own = fastest(runs), chosen(runs)
-    shown = words["same"] if own is best else f"{plan_text(own)}: {both_s(predicted_s(own), own.row.step_s)}"
+    measured = both_s(best.row.step_s, predicted_s(best), words)
+    predicted = both_s(predicted_s(own), own.row.step_s, words)
     return [
         str(len(runs)),
-        f"{plan_text(best)}: {both_s(best.row.step_s, predicted_s(best))}",
-        shown,
+        plan_text(best) + words["colon"] + measured,
+        words["same"] if own is best else plan_text(own) + words["colon"] + predicted,
         reason(best, own, words),
     ]
 
 
-def both_s(first: float, second: float) -> str:
-    """Two numbers of seconds, the second in brackets."""
-    return f"{seconds_text(first)} ({seconds_text(second)})"
+def both_s(first: float, second: float, words: Mapping[str, str], mark: str = "") -> str:
+    """Two numbers of seconds, the second in brackets, with a mark behind it."""
+    return words["both"].format(seconds_text(first), seconds_text(second) + mark)
 
 
 def family_row(cell: Cell, words: Mapping[str, str]) -> list[str]:
@@ -135,9 +136,8 @@ def family_row(cell: Cell, words: Mapping[str, str]) -> list[str]:
             continue
         own = chosen(runs)
         mark = "" if own.row.tier == "A" else " *"
-        texts.append(
-            f"{seconds_text(predicted_s(own))} ({seconds_text(own.row.step_s)}{mark}): {parts_text(own, words, 1)}"
-        )
+        both = both_s(predicted_s(own), own.row.step_s, words, mark)
+        texts.append(both + words["colon"] + parts_text(own, words, 1))
     return texts
 
 
@@ -155,7 +155,8 @@ def filled(markdown: str, language: str) -> str:
         name = match["name"]
         lines = [words[name], "|---" * (words[name].count("|") - 1) + "|"]
         for cell in cells():
-            lines.append("| " + " | ".join([f"{MODELS[cell[0]]}, {cell[1]}", *rows[name](cell, words)]) + " |")
+            size = words["list"].join([MODELS[cell[0]], str(cell[1])])
+            lines.append("| " + " | ".join([size, *rows[name](cell, words)]) + " |")
         return match["head"] + "\n" + "\n".join(lines) + "\n\n"
 
     return TABLE.sub(table, markdown)

@@ -17,25 +17,35 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import ElementHandle, Page
+from playwright.sync_api import Page
 
 from support.browser import CHROMIUM, started_chromium, watched_page
 
 WIDTHS = (1400, 390)
 SCHEMES = ("light", "dark")
 
+# The picture and the numbers of the figure of a control; they stay in the browser, for a picture may be long.
+_PICTURE = """const picture = (one) => [
+    ...one.closest("figure.playable").querySelectorAll(".playable-picture, dl")
+].map((part) => part.innerHTML).join("");"""
 # Brings a control into the middle of the window and gives it the focus: its value, if that is the last, and its place.
-_BEGIN = """one => {
-  one.scrollIntoView({ block: "center" });
+_BEGIN = f"""one => {{
+  {_PICTURE}
+  one.scrollIntoView({{ block: "center" }});
   one.focus();
-  const { left, width, top, height } = one.getBoundingClientRect();
+  one.before = picture(one);
+  const {{ left, width, top, height }} = one.getBoundingClientRect();
   const last = one.max ?? one.options?.[one.options.length - 1].value;
   return [one.value, one.value === last, left, width, top + height / 2];
-}"""
-# Gives a control the value that it had.
-_RESET = (
-    "(one, value) => { one.value = value; one.dispatchEvent(new Event(one.type === 'range' ? 'input' : 'change')); }"
-)
+}}"""
+# Says whether the picture is another one since then, and gives the control the value that it had.
+_RESET = f"""(one, value) => {{
+  {_PICTURE}
+  const isAnother = picture(one) !== one.before;
+  one.value = value;
+  one.dispatchEvent(new Event(one.type === "range" ? "input" : "change"));
+  return isAnother;
+}}"""
 
 
 class QuietFiles(SimpleHTTPRequestHandler):
@@ -109,13 +119,11 @@ def operate(page: Page, taps: bool) -> int:
             start, is_last, left, width, middle = control.evaluate(_BEGIN)
             if not width:  # of a figure without moments
                 continue
-            before = _picture(figure)
             if taps:
                 page.touchscreen.tap(left + 1 if is_last else left + width - 1, middle)
             else:
                 page.keyboard.press("Home" if is_last else "End")
-            assert _picture(figure) != before, f"{page.url}: a control changes nothing"
-            control.evaluate(_RESET, start)
+            assert control.evaluate(_RESET, start), f"{page.url}: a control changes nothing"
         button = figure.query_selector(".playable-player:not([hidden]) button")
         if button is not None:
             for _ in ("play", "pause"):
@@ -124,12 +132,6 @@ def operate(page: Page, taps: bool) -> int:
                 page.touchscreen.tap(left + width / 2, middle) if taps else page.keyboard.press(" ")
                 assert button.inner_text() != name, f"{page.url}: the button does nothing"
     return len(figures)
-
-
-def _picture(figure: ElementHandle) -> str:
-    """The picture and the numbers of a figure."""
-    parts = figure.eval_on_selector_all(".playable-picture, dl", "all => all.map((one) => one.innerHTML)")
-    return "\n".join(parts)
 
 
 def options(width: int, scheme: str) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def test_commands_know_it() -> None:
 
 def test_a_search_proposes_it() -> None:
     asked = ["plan", "quickstart", "--devices", "8", "--device", "h100-sxm", "--json"]
-    plans = json.loads(output(*asked, "--keep", f"plan.recompute={NAME}"))
+    plans = json.loads(output(*asked, "--keep", f"plan.recompute={NAME}", "--keep", "plan.cp=1"))
     assert {plan["plan"]["recompute"] for plan in plans} == {NAME}
 
 

@@ -221,6 +221,7 @@ def prepared(path: Path, tmp_path: Path, sequence: int = 64, **fields: Any) -> T
     return files
 
 
+@pytest.mark.long
 def test_chats_from_files_to_samples(folder: Path, tmp_path: Path) -> None:
     """The same from lines and from columns; each whole in a sample, one that is longer cut, and both said."""
     own = with_template(folder, tmp_path, CHATML)

@@ -179,6 +179,7 @@ def test_broken_arrow_files(tmp_path: Path) -> None:
     assert "has no column 'body'; it has 'id', 'text'" in fault
 
 
+@pytest.mark.long
 def test_blank_lines_are_bounded_and_do_not_hide_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A packed file of nothing but newlines ends soon; what lies between rows is told while it is read."""
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"\n" * 3_000_000))

@@ -72,6 +72,9 @@ class CalibrationSpec(Spec):
     text_spread: Part = Field(0.27, description="The same within texts of one kind.")
     expert_exposed: Part = Field(0.5, description="Share of tokens' journeys to experts that overlapping leaves.")
     host: Share = Field(0.8, description="Share of the bandwidth to the host and of its memory.")
+    host_thread: Annotated[float, Field(ge=1, le=1e21)] = Field(
+        1.34e10, description="Bytes a second that one thread of the host reads and writes in its memory."
+    )
     tensor_factor: Factor = Field(1.0, description="How much longer tensor-parallel collectives take than links say.")
     shard_factor: Factor = Field(1.0, description="The same of ZeRO-3's gathers and scatters.")
     rate: Factor = Field(1.0, description="Rate of products of this software, as a share of others'.")
@@ -88,10 +91,14 @@ class CalibrationSpec(Spec):
     )
     low: Factor = Field(0.9, description="Measured over predicted seconds: a tenth of usual runs is below.")
     high: Factor = Field(1.1, description="And a tenth above.")
-    device_range: Spread = Field(
+    unfitted_range: Spread = Field(
         1.0,
-        description="How much wider the range is, beside that of usual runs, where few runs tell a device's rate.",
+        description="How much wider the range is, beside that of usual runs, for a run that is like a measured one but "
+        "like none that constants are fitted to.",
     )
+    unmeasured_range: Spread = Field(1.0, description="The same for a run that is like no measured one.")
+    device_range: Spread = Field(1.0, description="The same where few runs tell a device's rate.")
     experts_range: Spread = Field(1.0, description="The same for models with experts.")
     small_range: Spread = Field(1.0, description="The same for models with a hidden size up to 1,024.")
     software_range: Spread = Field(1.0, description="The same where nothing says what software runs.")
+    host_range: Spread = Field(1.0, description="The same where all of a step is work on the host.")

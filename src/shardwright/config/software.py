@@ -15,6 +15,7 @@ from shardwright.config.attention_kernels import ATTENTION_KERNELS, KernelName
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.context_facts import ContextMethod
 from shardwright.config.field_types import Month
+from shardwright.config.host_facts import HostFactsSpec
 from shardwright.config.optimizer_facts import OptimizerName
 from shardwright.config.recompute_facts import RecomputeName
 from shardwright.config.recompute_policy import RecomputedName
@@ -193,6 +194,7 @@ class SoftwareSpec(SoftwareMemorySpec):
         description="NCCL is 2.23 or newer, which gathers and scatters by aggregated trees where each rank has a node.",
     )
     zero: ZeroFactsSpec = Field(ZeroFactsSpec(), description="Where ZeRO keeps shards and gradients, and its buffers.")
+    host: HostFactsSpec = Field(HostFactsSpec(), description="What it does where optimizer state is in host memory.")
     dropout: bool = Field(False, description="Whether dropout masks are kept.")
     causal: bool = Field(True, description="Whether attention skips what causality masks.")
     gradient_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient that is added up.")
@@ -336,7 +338,6 @@ def software_of(name: str) -> SoftwareSpec:
         return read_entry("software", name, SoftwareSpec)
     name, *changes = name.split("+")
     software = read_entry("software", name, SoftwareSpec)
-    fields: dict[str, object] = {}
     for change in changes:
-        fields |= changed_fields(change)
-    return software.model_copy(update=fields)
+        software = software.model_copy(update=changed_fields(change, software.host))
+    return software

@@ -1,12 +1,14 @@
 """Changes of software beside its description, as rows of measured runs and files of other systems name them.
 
 A change is the name of another attention kernel or dispatcher of tokens; CUDA graphs of the step (graphs-step); experts
-that are computed one after the other (experts-in-turn); more overlap or less (overlap-tp, no-overlap-tp; of dp, pp and
+that are computed one after the other (experts-in-turn); an update in host memory by all cores that a process has
+(host-cores), and copies of pinned memory (host-pinned); more overlap or less (overlap-tp, no-overlap-tp; of dp, pp and
 a2a, too).
 """
 
 from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.catalog import did_you_mean
+from shardwright.config.host_facts import HostFactsSpec
 from shardwright.config.phrase import say
 from shardwright.config.token_dispatchers import TOKEN_DISPATCHERS
 
@@ -25,10 +27,13 @@ _IN_ONE_GRAPH = {"graphs_step": True, "expert_bias": (0.0, 0.0), "expert_limits"
 # expert's are copied. Backward, for each expert: a copy of all gradients of results, zeros for all gradients of inputs
 # and their sum with those of the experts before; beside it, copies of the slices.
 _IN_TURN = {"expert_slices": (6.0, 4.0), "one_expert_slices": (0.0, 12.0)}
+# As the launcher set OMP_NUM_THREADS, or left it, and as a configuration has pin_memory.
+HOST_CHANGES = {"host-cores": {"one_thread": False}, "host-pinned": {"pinned": True}}
 
 
-def changed_fields(change: str) -> dict[str, object]:
-    """The fields of a description of software that a change says. KeyError if there is no such change."""
+def changed_fields(change: str, host: HostFactsSpec) -> dict[str, object]:
+    """The fields of a description of software that a change says; `host` has those of its host. KeyError if there is no
+    such change."""
     for prefix, is_hidden in (("overlap-", True), ("no-overlap-", False)):
         if change.startswith(prefix) and (axis := change.removeprefix(prefix)) in OVERLAPS:
             return dict.fromkeys(OVERLAPS[axis], is_hidden)
@@ -36,13 +41,15 @@ def changed_fields(change: str) -> dict[str, object]:
         return dict(_IN_ONE_GRAPH)
     if change == "experts-in-turn":
         return dict(_IN_TURN)
+    if change in HOST_CHANGES:
+        return {"host": host.model_copy(update=HOST_CHANGES[change])}
     if change in TOKEN_DISPATCHERS:
         facts = TOKEN_DISPATCHERS[change]
         once = dict.fromkeys(("expert_dedupe", "rank_dedupe"), facts.sends_once)
         apart = {} if facts.permutes else {"dispatch": facts.dispatch, "combine": facts.combine}
         return {**once, "expert_pipelined": facts.is_pipelined, "expert_gather": facts.gathers, **apart}
     if change not in ATTENTION_KERNELS:
-        others = ("graphs-step", "experts-in-turn", *(f"overlap-{axis}" for axis in OVERLAPS))
+        others = ("graphs-step", "experts-in-turn", *HOST_CHANGES, *(f"overlap-{axis}" for axis in OVERLAPS))
         known = [*ATTENTION_KERNELS, *TOKEN_DISPATCHERS, *others]
         raise KeyError(
             say("no change of software is called {name}; {hint}", name=repr(change), hint=did_you_mean(change, known))

@@ -169,6 +169,7 @@ class Rates:
     element_bytes: int  # of a number of 16 or 32 bits
     host: float  # between the device and its host, in one direction; 0 is unknown
     host_memory: float  # of the host's memory, for each device; 0 is unknown
+    host_thread: float  # that one thread of the host reads and writes in its memory
     measured: MeasuredDevice | None = None  # measurements of the device, which take precedence over these rates
     number: str = "bf16"  # number type of the computation, except narrow products
     busy: Numbers = 1  # ranks that compute at the same time
@@ -341,6 +342,7 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         misaligned=device_rate("misaligned"), element_bytes=run.grid.element_bytes,
         host=device.host_gb_per_s * 1e9 * device_rate("host"),
         host_memory=device.host_memory_gb_per_s * 1e9 * device_rate("host"), leak=device_rate("leak"),
+        host_thread=device_rate("host_thread"),
         step_s=device_rate("step_s"), tensor_exposed=device_rate("tensor_exposed"), jitter=device_rate("jitter"),
         imbalance=device_rate("imbalance"), expert_spread=device_rate("expert_spread"), cast=device_rate("cast"),
         bias_spread=device_rate("bias_spread"), text_spread=device_rate("text_spread"),

@@ -11,6 +11,7 @@ from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Rates, known_host
 from shardwright.cost.collective_time import all_to_all_s, ring_s
 from shardwright.cost.group_links import Groups
+from shardwright.cost.host_update import accumulated_s, hosted_update_s
 from shardwright.cost.piece_time import PieceTime, beside
 from shardwright.cost.pipeline_bubble import num_reductions
 from shardwright.cost.topology import Group
@@ -178,7 +179,7 @@ class DataParallel:
     def update_s(self) -> tuple[Numbers, Numbers]:
         """(seconds of the update on the device, further seconds of the host), of the rank that holds most.
 
-        The host's copies of one unit run while it updates another (Ren et al. 2021, arXiv 2101.06840, section 4.2).
+        Both run at once: a part of the state may be on the device.
         """
         grid, updated = self.run.grid, self._updated()
         device_s = np.max(self.updates_s(), axis=0)
@@ -186,9 +187,17 @@ class DataParallel:
             return device_s, 0.0
         host = known_host(self.run, self.rates)
         host_elements = np.max(updated.total, axis=0) * grid.offload_optimizer
-        copied_s = host_elements * max(self.software.gradient_bytes, grid.element_bytes) / host.host
         moved_bytes = np.max(updated.moved_bytes(self.software, grid.optimizer), axis=0) * grid.offload_optimizer
-        return device_s, np.maximum(0.0, np.maximum(moved_bytes / host.host_memory, copied_s) - device_s)
+        hosted_s = hosted_update_s(self.software, grid, host, elements=host_elements, moved_bytes=moved_bytes)
+        return device_s, np.maximum(0.0, hosted_s - device_s)
+
+    def accumulated_s(self) -> Numbers:
+        """Seconds of copies of gradients that add up in host memory, of the rank that holds most."""
+        grid = self.run.grid
+        if not np.any(grid.offload_optimizer):
+            return 0.0
+        elements = np.max(self._updated().total, axis=0) * grid.offload_optimizer
+        return accumulated_s(self.software, grid, known_host(self.run, self.rates), elements)
 
 
 def _collective_s(rates: Rates, group: Group, collective: BucketCollective) -> Numbers:

@@ -1,9 +1,9 @@
 """The range that four of five steps lie in, by what is known of a run before it is predicted.
 
-Its ends are measured over predicted seconds of dense models of usual size on devices to which rates are fitted. Each
-fact that makes a prediction less sure widens it on both sides: deviations of the logarithm add as squares do. That of
-experts counts by the share of the step that they take. The ends and the spread of each fact are those of runs to which
-nothing was fitted (benchmarks/fit_range.py).
+Its ends are measured over predicted seconds of dense models of usual size that are like a run to which constants are
+fitted (cost/known_runs.py). Each fact that makes a prediction less sure widens it on both sides: deviations of the
+logarithm add as squares do. Those of experts and of the host count by the share of the step that they take. The ends
+and the spread of each fact are those of measured runs (benchmarks/fit_range.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +14,11 @@ import numpy as np
 from shardwright.config import catalog
 from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.cost.calibration import Constants, device_constant, device_of
+from shardwright.cost.known_runs import unlike
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.query import Run
 
-FACTS = ("device", "experts", "small", "software")
+FACTS = ("unfitted", "unmeasured", "device", "experts", "small", "software", "host")
 _FEWEST_FAMILIES = 2  # of runs that tell a rate, or it is thought to be unknown
 _SMALL = 1024  # largest hidden size of models whose steps are launches of the host more than work of the device
 
@@ -33,25 +34,32 @@ def range_ends(
     constants: Constants,
     *,
     expert_share: Numbers = 1.0,
-    is_named: bool = True,
+    host_share: Numbers = 0.0,
     fitted: Mapping[str, Sequence[str]] | None = None,
+    without: frozenset[str] | None = frozenset(),
 ) -> tuple[Numbers, Numbers]:
-    """Measured over predicted seconds at the (lower, upper) end. `expert_share` is the share of the step that experts
-    take, where there are some; `is_named`: something says what software runs.
+    """Measured over predicted seconds at the (lower, upper) end. `expert_share` and `host_share` are the shares of the
+    step that experts take, where there are some, and work on the host.
 
-    `fitted` has the families of runs that each constant is fitted to; None is what the catalog says.
+    `fitted` has the families of runs that each constant is fitted to; None is what the catalog says. Measured runs of
+    the families and generations in `without` are left out; None: nothing says what software runs, and so no measured
+    run is known to be alike.
     """
     device = device_of(run.device)
-    facts = unsure_facts(run, is_named=is_named, fitted=families_by_constant() if fitted is None else fitted)
-    spreads = {fact: device_constant(constants, device, f"{fact}_range") for fact in facts}
-    width = range_width(spreads, expert_share)
+    told = families_by_constant() if fitted is None else fitted
+    shares: dict[str, Numbers] = dict.fromkeys(unsure_facts(run, is_named=without is not None, fitted=told), 1.0)
+    if "experts" in shares:
+        shares["experts"] = expert_share
+    shares["unfitted"], shares["unmeasured"] = (0.0, 1.0) if without is None else unlike(run, without)
+    shares["host"] = host_share
+    width = range_width({fact: device_constant(constants, device, f"{fact}_range") for fact in shares}, shares)
     return device_constant(constants, device, "low") ** width, device_constant(constants, device, "high") ** width
 
 
-def range_width(spreads: Mapping[str, float], expert_share: Numbers) -> Numbers:
-    """The logarithm of a range's end over that of a usual run, by the spread of each fact that makes it less sure."""
-    shares: dict[str, Numbers] = {"experts": expert_share}
-    return np.sqrt(1 + sum((spread * shares.get(fact, 1.0)) ** 2 for fact, spread in spreads.items()))
+def range_width(spreads: Mapping[str, float], shares: Mapping[str, Numbers]) -> Numbers:
+    """The logarithm of a range's end over that of a usual run, by the spread of each fact that makes it less sure, and
+    the share by which it does."""
+    return np.sqrt(1 + sum((spreads[fact] * share) ** 2 for fact, share in shares.items()))
 
 
 def share_of_experts(run: Run, *, sent_s: Numbers, computed_s: Numbers, total_s: Numbers) -> Numbers:
@@ -66,7 +74,7 @@ def share_of_experts(run: Run, *, sent_s: Numbers, computed_s: Numbers, total_s:
 
 
 def unsure_facts(run: Run, *, is_named: bool, fitted: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The facts of a run that make its prediction less sure, of `FACTS`.
+    """The facts of a run that make its prediction less sure, of `FACTS`, beside those of measured runs and of the host.
 
     `device`: the rate of its products is told by fewer than two families of runs, or under another power limit.
     `experts`: the model has some. `small`: its layers are so small that the host sets the pace, and nobody measured the

@@ -12,6 +12,7 @@ from shardwright.cost.calibration import Constants, Rates, known_host, rates_of,
 from shardwright.cost.collective_time import all_to_all_s, copies_sent, exchange_s, ring_pass_s, ring_s
 from shardwright.cost.expert_load import fullest_load, spread_by_bias
 from shardwright.cost.group_links import Groups
+from shardwright.cost.host_update import host_link
 from shardwright.cost.kernels import KernelTime, operator_s
 from shardwright.cost.piece_time import Forward, PieceTime, Repeatable, beside
 from shardwright.cost.pipeline_bubble import are_put_off, gathers_for_a_pass
@@ -308,7 +309,7 @@ class Costing:
 
     def _host_s(self, size_bytes: Numbers) -> Numbers:
         """Seconds of a copy between device and host. KeyError if the link is unknown."""
-        return size_bytes / known_host(self.run, self.rates).host
+        return size_bytes / host_link(self.software, known_host(self.run, self.rates))
 
     def shard_s(self, kind: str) -> tuple[Numbers, Numbers]:
         """ZeRO-3: seconds of (gathering the parameters of a piece, scattering their gradients) by themselves.

@@ -21,8 +21,7 @@ from shardwright.explain.rank_collectives import Crossing
 from shardwright.explain.rank_groups import RankGroup, first_node, rank_order
 from shardwright.explain.step_traffic import Link, step_traffic
 from shardwright.explain.strategy_effects import Effect, effects
-from shardwright.memory.job_memories import job_memories
-from shardwright.memory.job_memory import job_memory
+from shardwright.memory.job_memories import job_accounts, job_memories
 from shardwright.memory.rank_estimate import Memory
 from shardwright.memory.step_collectives import PieceKind
 from shardwright.memory.tensor_table import RegionLayout, layouts
@@ -114,7 +113,7 @@ def tell(job: JobSpec) -> Story:
     traffic = step_traffic(job)
     priced, rank, groups = traffic.priced, traffic.rank, traffic.groups
     shown_ranks = _told(job, rank)
-    memory = dict(zip(shown_ranks, job_memory(job, shown_ranks), strict=True))
+    memory = dict(zip(shown_ranks, job_accounts(job, shown_ranks), strict=True))
     fullest = max(memory, key=lambda rank: memory[rank].total_bytes)
     return Story(
         job=job,

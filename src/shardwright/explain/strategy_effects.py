@@ -9,7 +9,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.recompute_facts import optional_recompute_fields
-from shardwright.memory.job_memory import job_memory
+from shardwright.memory.job_memories import job_accounts
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.groups import num_replicas
 from shardwright.sharding.memory_account import RankMemory
@@ -31,7 +31,7 @@ def effects(job: JobSpec, rank: int, current: RankMemory) -> Iterator[Effect]:
         spec = getattr(job, section)
         without_strategy = job.model_copy(update={section: spec.model_copy(update=changed)})
         if not (job_faults(without_strategy) or plan_faults(without_strategy)):
-            (memory_without,) = job_memory(without_strategy, [rank])
+            (memory_without,) = job_accounts(without_strategy, [rank])
             yield Effect(strategy, does, current, memory_without)
 
 

@@ -17,6 +17,7 @@ from shardwright.interchange.reading.file_signs import OWN
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SourceSystem, system_of, system_of_keys
+from shardwright.interchange.wrapped_commands import with_scripts
 
 _MOST_FILES = 16
 
@@ -40,7 +41,11 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
             faults.append(_unreadable(error))
     if faults:
         raise PlanError(subject, faults)
-    first = Path(paths[0])
+    try:
+        texts, held = with_scripts(texts)
+    except ShellFault as error:
+        raise PlanError(subject, [error_text(error)]) from None
+    first = Path(next(iter(texts)))
     try:
         scripts = script_texts(first, texts)
         engines, models = engine_texts(first, texts | scripts), model_texts(first, texts | scripts)
@@ -48,7 +53,8 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     except (FileFault, OSError) as error:
         raise PlanError(subject, [say("{fault} (the files name it)", fault=_unreadable(error))]) from None
     job = job_of_texts(system, texts | scripts | engines | models | library, asked, subject)
-    notes = [say("the model is {path}, which the files name", path=path) for path in models]
+    notes = [*held]
+    notes += [say("the model is {path}, which the files name", path=path) for path in models]
     notes += [say("{path} is read, which the files name", path=path) for path in (*scripts, *engines)]
     return replace(job, assumed=(*notes, *job.assumed))
 
@@ -87,7 +93,7 @@ def _refuse_other_systems(system: SourceSystem, texts: Mapping[str, str]) -> Non
         if other is None or (isinstance(other, SourceSystem) and not _is_foreign(system, other, data)):
             continue
         if isinstance(other, SourceSystem):
-            way_out = say("read it by shardwright import {name}", name=other.name)
+            way_out = say("use shardwright import {name} to read it", name=other.name)
         else:
             way_out = say(
                 "{system} is not read here, so say the same by a configuration of a system that is, or as a job",

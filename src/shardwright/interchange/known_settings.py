@@ -59,13 +59,14 @@ def _is_harmless_after(beginning: str, name: str) -> bool:
 _MATTERS = re.compile(
     r"\b(layers?|experts?|moe|kv|heads?|hidden|dense|sizes?|lengths?|len|seq|seqlen|sequences?|batch|microbatch|batches"
     r"|offload\w*|swap\w*|sparse|parallel\w*|degrees?|width|dims?|window\w*|vocab\w*|recompute\w*|remat\w*|shard\w*|mtp"
-    r"|bubble|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn"
+    r"|bubble|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accum\w*|embed\w*|attention|attn"
     r"|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides|cla|kvstates|mixture of depths"
     r"|(grads?|gradients?|activations?) (checkpoint|ckpt)|(checkpoint|ckpt) (grads?|gradients?|activations?)"
     r"|(ref|reference|rl|reward|teacher|guide|assistant|proxy|auxiliary|target|critic|judge|old) model"
     r"|(post|sandwich|qk|q|k) ?norm|spec|[a-z]*glu|gelu tanh|outer|subgroup|dualpipe\w*"
     r"|model provider|gpt oss|num labels|kt)\b"
 )
+_DEGREES = re.compile(r"(?:^|[\s._-])(?:[tpcdem]p|vpp|etp)$")  # names that are short for degrees
 # Words of names that mean none of these, whatever their section is.
 _HARMLESS = re.compile(
     r"\b(seed|learning rate|lr|decays?|warmup|cooldown|intervals?|freq|frequency|folder|dir|path|log|logging|wandb"
@@ -97,7 +98,7 @@ _NO_VALUES = ("0", "0.0", "none", "null", "false", "no", "full", "standard", "{}
 
 
 def _has_weight(name: str) -> bool:
-    return trains_a_part(name) or _MATTERS.search(_words(name)) is not None
+    return trains_a_part(name) or _MATTERS.search(_words(name)) is not None or _DEGREES.search(name) is not None
 
 
 def trains_a_part(name: str) -> bool:
@@ -115,7 +116,8 @@ def could_matter(name: str, value: Any, *systems: str) -> bool:
     if isinstance(value, dict):
         return any(could_matter(f"{name}.{key}", inner, *systems) for key, inner in value.items())
     text = str(value).lower()
-    if text in _NO_VALUES or (text == "1" and re.search(r"parallel|degree|size$", name)):
+    is_degree = _DEGREES.search(name) or re.search(r"parallel|degree|size$", name)
+    if text in _NO_VALUES or (text == "1" and is_degree):
         return False
     sections = tuple(section for system in systems for section in _known()["sections"].get(system, ()))
     is_listed = any(name in _known()["changes"].get(system, ()) for system in systems)
@@ -123,8 +125,10 @@ def could_matter(name: str, value: Any, *systems: str) -> bool:
 
 
 def _words(name: str) -> str:
-    """The words of a name, with blanks between; norms of layers are no layers, and the size of a model is its name."""
+    """The words of a name, with blanks between; norms of layers are no layers, the size of a model is its name, and
+    files of data in shards are files."""
     plain = re.sub(r"model[-_]size\b", "model", re.sub(r"layer[-_]?norm", "norm", name.lower()))
+    plain = re.sub(r"shards?[-_](?=(?:files?|paths?|dir|folder|glob)\b)", "", plain)
     return re.sub(r"[-_.]", " ", plain)
 
 

@@ -1,5 +1,6 @@
 """How many nodes and devices the launchers before a program start: torchrun, deepspeed, mpirun, srun, batch systems."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -35,6 +36,12 @@ _MPI = {
 _RANK_LAUNCHERS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "mpirun_rsh", "orterun", "prun", "aprun"), _MPI),
     "srun": {"-n": "ntasks", "-N": "nodes", "-G": "gpus"},
+    "jsrun": {  # resource sets: ranks where each has one task and one GPU (IBM, Job Step Manager)
+        "-n": "ranks",
+        "--nrs": "ranks",
+        "-r": "ranks-per-node",
+        "--rs_per_host": "ranks-per-node",
+    },
     "msrun": {"--worker_num": "ranks", "--local_worker_num": "ranks-per-node"},
 }
 NODE_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "colossalai")
@@ -120,6 +127,8 @@ def _rank_options(words: Sequence[str]) -> dict[str, str]:
     for word, value in zip(words, [*words[1:], ""], strict=False):
         known = _RANK_LAUNCHERS.get(PurePath(word).name, known)
         name, equals, attached = word.partition("=")
+        if joined := re.fullmatch(r"(-[A-Za-z]+)(\d+)", word):  # -n16
+            name, equals, attached = joined[1], "=", joined[2]
         if PurePath(word).name in NODE_LAUNCHERS:
             known = {}
         elif name in known:

@@ -1,19 +1,20 @@
 """Scripts that a script sources or starts and that lie beside it, below its folder, or in a folder above."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 from shardwright.interchange.named_files import below, text_of
 
-_ENDINGS = (".sh", ".bash", ".env")
+_ENDINGS = (".sh", ".bash", ".env", ".sbatch", ".slurm")
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
-# The path behind source, ., bash or sh, with options between; names have a most length, so that reading takes no longer
-# than a long line is long.
+# The path behind source, ., bash, sh, sbatch or srun, with options between, or a path that begins a command; names have
+# a most length, so that reading takes no longer than a long line is long.
 _STARTED = re.compile(
-    r"(?:^|[\s;&|({`\"'])(?:source|\.|bash|sh|sbatch)[ \t]+(?:-{1,2}\w[\w-]{0,20}[ \t]+){0,4}"
-    r"[\"']?([\w.$/{}-]{1,256}\.(?:sh|bash|env))\b"
+    r"(?:(?:^|[\s;&|({`\"'])(?:source|\.|bash|sh|sbatch|srun)[ \t]+(?:-{1,2}\w[\w=:,./-]{0,64}[ \t]+){0,8}[\"']?"
+    r"|(?:^|[;&|({`\"'])[ \t]*(?=\./))"
+    r"([\w.$/{}-]{1,256}\.(?:sh|bash|env|sbatch|slurm))\b",
+    re.MULTILINE,
 )
 _VARIABLE = re.compile(r".*\$(?:\{\w+\}|\w+)/?")  # the path up to the end of its last variable
 _MOST_ROUNDS, _MOST_SCRIPTS = 3, 8
@@ -39,4 +40,4 @@ def _started(file: Path, text: str) -> list[Path]:
     """The scripts there are of those that a text sources or starts, in the order of their names."""
     names = {_VARIABLE.sub("", name) for name in _STARTED.findall(_COMMENT.sub("", text))}
     paths = [below(file, name) for name in sorted(names) if name.strip("./") and not name.startswith("/")]
-    return [path for path in paths if path is not None and not os.path.samefile(path, file)]
+    return [path for path in paths if path is not None and path.resolve() != file.resolve()]

@@ -6,13 +6,24 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
+from shardwright.config import catalog
 from shardwright.config.base import PlanError, error_text
+from shardwright.config.hugging_face.config_json import ADAPTER, CONFIG
+from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
+from shardwright.interchange.reading.hydra_defaults import named_bases
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SOURCES, SourceSystem, system_of_keys, systems_by_signs
 from shardwright.interchange.unread_systems import UNREAD_SYSTEMS, UnreadSystem
+from shardwright.interchange.wrapped_commands import unwrapped
 
+AS_A_JOB = say(
+    "say it as a job: shardwright estimate MODEL --devices N --device NAME --set plan.tp=N --set "
+    "batch.global_batch_size=N, where MODEL is of the catalog or a config.json"
+)
+# Keys of a config.json that say what its model is.
+_OF_MODELS = ("model_type", "architectures", "hidden_size", "n_embd", "d_model", "num_hidden_layers", "peft_type")
 JOB = "shardwright"  # a job of this package, or a model as transformers describes it
 DATA = (".json", ".yaml", ".yml", ".toml")
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
@@ -27,42 +38,96 @@ def system_name_of(
     """The name of the system, or `JOB`. `scripts` are further ones, whose signs count where the first has none, and
     `configurations` are texts by path, whose keys count where no script has a sign. Raises PlanError for a text that no
     system is known to write."""
-    suffix = PurePath(path).suffix.lower()
-    if suffix in DATA:
+    try:
+        held = unwrapped(path, text)
+    except ShellFault as error:
+        raise PlanError(path, [error_text(error)]) from None
+    if held is not None:
         try:
-            data = read_data(path, text)
-        except ShellFault as error:
-            raise PlanError(path, [error_text(error)]) from None
-        if name := _of_data(path, suffix, data):
-            return name
+            return system_name_of(*held, *scripts, configurations=configurations)
+        except PlanError as error:
+            raise PlanError(path, error.faults) from None
+    suffix = PurePath(path).suffix.lower()
+    name = ""
+    if suffix in DATA:
+        name = _of_configuration(path, suffix, text)
     elif suffix == ".py":
-        if unread := next((other for other in UNREAD_SYSTEMS if other.signs.fit_python(text)), None):
-            raise PlanError(path, [_unread(unread)])
-        name = next((system.name for system, signs in systems_by_signs() if signs.fit_python(text)), "")
-        if name or _FUNCTION.search(text):
-            return name or _USUAL_PYTHON
+        name = _of_python(path, text)
     elif text.startswith("#!") or suffix in SCRIPTS:
-        if other := next((other.title for other in UNREAD_SYSTEMS if other.signs.fit_script(text)), ""):
-            raise PlanError(path, [say("it starts {system}, which is not read here; say it as a job", system=other)])
-        for script in (text, *scripts):
-            if name := next((system.name for system, signs in systems_by_signs() if signs.fit_script(script)), ""):
-                return name
-        names = (
-            _of_data(other, PurePath(other).suffix.lower(), read_data(other, configurations[other]))
-            for other in configurations
+        name = _of_scripts(path, (text, *scripts), configurations)
+    if not name:
+        fault = say(
+            "no system is known to write such a file; name the system before it, such as megatron, or {way}",
+            way=AS_A_JOB,
         )
-        return next((name for name in names if _is_behind_scripts(name)), _USUAL_SCRIPT)
-    raise PlanError(path, [say("no system is known to write such a file; name the system, such as megatron")])
+        raise PlanError(path, [fault])
+    return name
+
+
+def _of_configuration(path: str, suffix: str, text: str) -> str:
+    """The name of the system of a configuration; empty if none is known. Raises PlanError."""
+    try:
+        data = read_data(path, text)
+    except ShellFault as error:
+        raise PlanError(path, [error_text(error)]) from None
+    if name := _of_data(path, suffix, data):
+        return name
+    if bases := named_bases(data):
+        fault = say(
+            "it begins from other files ({files}), by Hydra's defaults; name its system, such as nemo, and these files "
+            "behind it",
+            files=bases,
+        )
+        raise PlanError(path, [fault])
+    return ""
+
+
+def _of_python(path: str, text: str) -> str:
+    """The name of the system of a file in Python; empty if none is known. Raises PlanError."""
+    if unread := next((other for other in UNREAD_SYSTEMS if other.signs.fit_python(text)), None):
+        fault = say(
+            "it is a program of {system} by what it imports, which is not read here; {way}",
+            system=unread.title,
+            way=AS_A_JOB,
+        )
+        raise PlanError(path, [fault])
+    name = next((system.name for system, signs in systems_by_signs() if signs.fit_python(text)), "")
+    return name or (_USUAL_PYTHON if _FUNCTION.search(text) else "")
+
+
+def _of_scripts(path: str, scripts: tuple[str, ...], configurations: Mapping[str, str]) -> str:
+    """The name of the system that scripts start, the first one first, or of configurations behind them. Raises
+    PlanError for a system that is not read."""
+    for script in scripts:
+        if other := next((other.title for other in UNREAD_SYSTEMS if other.signs.fit_script(script)), ""):
+            fault = say("it starts {system}, which is not read here; {way}", system=other, way=AS_A_JOB)
+            raise PlanError(path, [fault])
+    for script in scripts:
+        if name := next((system.name for system, signs in systems_by_signs() if signs.fit_script(script)), ""):
+            return name
+    names = (
+        _of_data(other, PurePath(other).suffix.lower(), read_data(other, configurations[other]))
+        for other in configurations
+    )
+    return next((name for name in names if _is_behind_scripts(name)), _USUAL_SCRIPT)
 
 
 def _of_data(path: str, suffix: str, data: Mapping[str, Any]) -> str:
     """The name of the system that keys belong to; empty if none is known. Raises PlanError for one that is not read."""
     system = system_of_keys(data, suffix)
     if system is None:
-        return JOB if suffix in (".toml", ".json") else ""
+        return JOB if suffix in (".toml", ".json") and _is_own(path, data) else ""
     if isinstance(system, SourceSystem):
         return system.name
     raise PlanError(path, [_unread(system)])
+
+
+def _is_own(path: str, data: Mapping[str, Any]) -> bool:
+    """True if a file may be a job of this package, maybe with misspelt sections, or describes a model."""
+    if path.lower().endswith(".json"):
+        return PurePath(path).name in (CONFIG, ADAPTER) or any(name in data for name in _OF_MODELS)
+    sections = sorted(JobSpec.model_fields)
+    return not data or any(str(key) in sections or catalog.nearest(str(key), sections, most=1) for key in data)
 
 
 def _is_behind_scripts(name: str) -> bool:
@@ -72,5 +137,7 @@ def _is_behind_scripts(name: str) -> bool:
 def _unread(system: UnreadSystem) -> str:
     """The fault of a configuration of a system that is not read."""
     return say(
-        "it is a configuration of {system} by its keys, which is not read here; say it as a job", system=system.title
+        "it is a configuration of {system} by its keys, which is not read here; {way}",
+        system=system.title,
+        way=AS_A_JOB,
     )

@@ -59,7 +59,7 @@ def started_configuration(texts: Mapping[str, str], asked: Asked, signs: Sequenc
         option = shortened(readable(" ".join(command.arguments[:3])), 60)
         raise ShellFault(
             say(
-                "the script starts a program with a YAML ({option}), which is no file here: name it",
+                "the script starts a program with a configuration ({option}), which is no file here: name it",
                 option=option,
             )
         )

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from shardwright.config.phrase import say
-from shardwright.interchange.reading.file_signs import FileSigns
+from shardwright.interchange.reading.file_signs import CONFIGURATIONS, FileSigns
+
+SUFFIXES = (*CONFIGURATIONS, ".toml")
 
 _COMMAND = r"^[ \t]*(?:\w+=\S*[ \t]+)*(?:srun[ \t]+)?"  # the beginning of a command in a script
 
@@ -16,10 +18,13 @@ class UnreadSystem:
     signs: FileSigns
 
 
+_IMPORT = r"^[ \t]*(?:from|import)[ \t]+"  # the beginning of an import in Python
+
+
 def _system(
     title: str, *keys: tuple[str, ...], commands: tuple[str, ...] = (), imports: tuple[str, ...] = ()
 ) -> UnreadSystem:
-    return UnreadSystem(title, FileSigns(keys, commands=commands, imports=imports))
+    return UnreadSystem(title, FileSigns(keys, commands=commands, imports=imports, suffixes=SUFFIXES))
 
 
 UNREAD_SYSTEMS = (
@@ -30,12 +35,76 @@ UNREAD_SYSTEMS = (
         commands=(_COMMAND + r"tune[ \t]+run\b",),
     ),
     _system(
+        "OLMo",
+        ("tokenizer.identifier", "global_train_batch_size"),
+        ("model.d_model", "device_train_microbatch_size", "fsdp.wrapping_strategy"),
+        imports=(_IMPORT + r"olmo\b",),
+    ),
+    _system("OLMo-core", imports=(_IMPORT + r"olmo_core\b",)),
+    _system(
         "LLM Foundry",
         ("max_duration", "global_train_batch_size"),
         ("variables", "train_loader"),
-        commands=(_COMMAND + r"composer[ \t]+\S",),
+        commands=(r"(?:^|[;&|\s])composer[ \t]+-", _COMMAND + r"composer[ \t]+\S", r"\bllm-?foundry/\S*train\.py\b"),
+        imports=(_IMPORT + r"llmfoundry\b",),
     ),
     _system("verl", ("actor_rollout_ref",), commands=(r"(?<=\s)-?-m(?:odule)?[ \t]+verl\.",)),
+    _system("slime", commands=(r"(?<=\s)--(?:rollout-function-path|rollout-batch-size|actor-num-gpus-per-node)\b",)),
+    _system(
+        "prime-rl",
+        ("data.micro_batch_size", "data.batch_size", "optim.lr"),
+        ("orchestrator.model", "trainer"),
+        ("orchestrator", "inference"),
+        ("model.lora.rank", "data.micro_batch_size"),
+        commands=(r"\buv[ \t]+run[ \t]+(?:sft|rl|trainer|orchestrator)\b",),
+        imports=(_IMPORT + r"prime_rl\b",),
+    ),
+    _system(
+        "NeMo RL",
+        ("policy.megatron_cfg",),
+        ("policy.dtensor_cfg",),
+        ("policy.train_global_batch_size", "policy.train_micro_batch_size"),
+        ("sft.max_num_steps",),
+        ("grpo.num_generations_per_prompt",),
+        commands=(r"\bexamples/run_(?:sft|grpo\w*|dpo|rm|distillation\w*)\.py\b",),
+        imports=(_IMPORT + r"nemo_rl\b",),
+    ),
+    _system(
+        "Lingua",
+        ("distributed.fsdp_type", "optim.lr"),
+        ("grad_acc_steps", "data.n_views"),
+        commands=(r"(?<=\s)-m[ \t]+(?:lingua\.\w+|apps\.(?:main|mamba|mtp|fastRNN|aunet)\.)",),
+        imports=(_IMPORT + r"lingua\b",),
+    ),
+    _system(
+        "Levanter",
+        ("trainer.train_batch_size", "trainer.num_train_steps"),
+        ("trainer.mp", "trainer.train_batch_size"),
+        commands=(r"\blevanter[./]main[./]\w+",),
+        imports=(_IMPORT + r"levanter\b",),
+    ),
+    _system(
+        "Modalities",
+        ("settings.training_target",),
+        ("settings.referencing_keys", "settings.cuda_env"),
+        ("settings.step_profile", "settings.training_progress"),
+        commands=(r"\bmodalities[ \t]+run\b",),
+        imports=(_IMPORT + r"modalities\b",),
+    ),
+    _system(
+        say("NeMo 2 with its recipes (the YAML of NeMo 1 is)"),
+        commands=(r"(?<=\s)--factory[= ]", r"\bnemo[ \t]+llm[ \t]+(?:pretrain|finetune)\b"),
+        imports=(r"^[ \t]*from nemo\.collections(?:\.llm[\w.]*)?[ \t]+import\b",),
+    ),
+    _system("Unsloth", imports=(_IMPORT + r"unsloth\b",)),
+    _system(
+        say("transformers' Trainer in Python (the script that starts it is, with its options)"),
+        imports=(r"^[ \t]*from (?:trl|transformers) import[ \t]+(?:\([^)]*|[^\n(]*)\b\w*Trainer\b",),
+    ),
+    _system(
+        say("Modal or Ray in Python (the command or the configuration that it starts is)"),
+        imports=(_IMPORT + r"modal\b", _IMPORT + r"ray\.train\b"),
+    ),
     _system(
         "OpenRLHF",
         ("actor_num_nodes",),

@@ -131,7 +131,7 @@ def _drawn(steps: Sequence[RingStep], language: str) -> str:
         )
         parts.append(svg.text(x + 18, bottom, in_language(say("rank {rank}", rank=rank), language), size=13))
     for number, (name, amount) in enumerate(_balance(_DRAWN_RANKS)):
-        told = f"{in_language(name, language)}: {amount}"
+        told = in_language(say("{name}: {amount}", name=name, amount=amount), language)
         parts.append(svg.text(_LEFT + 290 * number, bottom + 24, told, size=13))
     return svg.document(in_language(_TITLE, language), _PITCH * len(steps) + 12, bottom + 38, parts)
 

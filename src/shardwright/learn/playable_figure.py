@@ -24,7 +24,7 @@ PLAYER_WORDS = {
     "play": say("Play"),
     "pause": say("Pause"),
     "command": say("Commands that print these numbers"),
-    "refused": say("Refused"),
+    "refused": say("Refused: "),
     "node": say("node"),
     "rank": say("rank"),
     "before": say("before"),

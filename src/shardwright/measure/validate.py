@@ -29,6 +29,7 @@ from shardwright.cost.calibration import (
 from shardwright.cost.communicators import process_bytes
 from shardwright.cost.prediction_range import families_by_constant, range_ends, share_of_experts
 from shardwright.layers.query import Run
+from shardwright.measure.fit_scores import fit_scores
 from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS, SOFTWARE_COLUMNS
 from shardwright.measure.measured_runs.run_table import TableLine, read_lines
 from shardwright.measure.measured_runs.runs import Measured, measured, read_runs
@@ -58,6 +59,7 @@ class Predicted:
     reason: str
     fit_chance: float | None = None  # that it fits
     families_by_constant: Mapping[str, Sequence[str]] | None = None  # of the fit behind it; None: the catalog's
+    without: frozenset[str] = frozenset()  # families and generations whose measured runs are left out
 
     @property
     def ratio(self) -> float:
@@ -70,8 +72,9 @@ class Predicted:
         assert self.time is not None and self.row.run is not None, "only what was predicted has a range"
         run, time, fitted = self.row.run, self.time, self.families_by_constant
         share = share_of_experts(run, sent_s=time.expert, computed_s=time.compute + time.again, total_s=time.total)
-        is_named = self.row.knows_software
-        low, high = range_ends(run, shipped(), expert_share=share, is_named=is_named, fitted=fitted)
+        without = self.without if self.row.knows_software else None
+        shares = {"expert_share": share, "host_share": time.host / time.total}
+        low, high = range_ends(run, shipped(), **shares, fitted=fitted, without=without)
         return float(low * self.time.total), float(high * self.time.total)
 
 
@@ -132,11 +135,11 @@ def _reported(row: Measured, run: Run, memory: Memory, constants: Constants) -> 
     """The bytes that a row's counter shows: the driver's, which are the context and all that the allocator has, or
     those of the allocator's counter which the row or its software names."""
     counter, device = row.memory_counter or software_under(run).memory_counter, device_of(run.device)
+    if counter != "reserved" and not row.sees_device:
+        return float(memory.total)
     context_bytes = process_bytes(run, device_constant(constants, device, "context_bytes"))
     reserved_bytes = float(memory.reserved(device.offered_bytes - context_bytes))
-    if row.sees_device:
-        return context_bytes + reserved_bytes
-    return reserved_bytes if counter == "reserved" else float(memory.total)
+    return context_bytes + reserved_bytes if row.sees_device else reserved_bytes
 
 
 def _priced(runs: Mapping[int, Run], constants: Constants) -> dict[int, Price | str]:
@@ -173,7 +176,7 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     scores["memory_mape"], scores["memory_by_family"] = _memory(rows)
     out_of_memory_rows = predict(read_runs(out_of_memory), constants) if out_of_memory else []
     failing = [p for p in rows if p.row.ran_out] + [p for p in out_of_memory_rows if not p.row.faults]
-    scores["fit"] = _fit([p for p in rows if not p.row.ran_out], failing)
+    scores["fit"] = fit_scores([p for p in rows if not p.row.ran_out], failing)
     scores["order_with_tier_b"] = _order(rows, "AB")
     scores["order"] = scores["order_with_tier_b"] | _order(rows, "A")
     tell_part(say("predicting each family by the others"), 1, _PARTS)
@@ -268,49 +271,6 @@ def _memory_ratio(p: Predicted) -> float:
     return p.memory_gb / p.row.memory_gb
 
 
-def _fit(fitting_rows: Iterable[Predicted], oom_rows: Iterable[Predicted]) -> dict[str, Any]:
-    """Predictions of fit, against plans that ran and plans that ran out of memory."""
-    fitting = [p for p in fitting_rows if p.fits is not None and p.row.tier in "AB"]
-    failing = [p for p in oom_rows if p.fits is not None]
-    false_misfits = [p.row.id for p in fitting if not p.fits]
-    false_fits = [p.row.id for p in failing if p.fits]
-    count = len(fitting) + len(failing)
-    num_right = count - len(false_fits) - len(false_misfits)
-    return {
-        "accuracy": num_right / count if count else 0.0,
-        "false_fits": len(false_fits),
-        "false_misfits": len(false_misfits),
-        "ran": len(fitting),
-        "ran_out": len(failing),
-        "by_chance": _by_chance(fitting, failing),
-        "by_family": {
-            family: {
-                "false_fits": sum(bool(p.fits) for p in failing if p.row.family == family),
-                "ran_out": sum(p.row.family == family for p in failing),
-                "false_misfits": sum(not p.fits for p in fitting if p.row.family == family),
-                "ran": sum(p.row.family == family for p in fitting),
-            }
-            for family in sorted({p.row.family for p in failing})
-        },
-        "which": {"false_fits": false_fits, "false_misfits": false_misfits},
-    }
-
-
-_CHANCES = {"low": (0.0, 0.1), "open": (0.1, 0.9), "high": (0.9, 1.01)}  # that a plan fits: at least, and less than
-
-
-def _by_chance(fitting: Sequence[Predicted], failing: Sequence[Predicted]) -> dict[str, dict[str, int]]:
-    """Numbers of plans and of those that ran, by the chance that they fit."""
-
-    def count(rows: Sequence[Predicted], low: float, high: float) -> int:
-        return sum(p.fit_chance is not None and low <= p.fit_chance < high for p in rows)
-
-    return {
-        name: {"plans": count([*fitting, *failing], *ends), "ran": count(fitting, *ends)}
-        for name, ends in _CHANCES.items()
-    }
-
-
 def _order(rows: Sequence[Predicted], tiers: str) -> dict[str, dict[str, float]]:
     """Scores of the order of plans in sweeps of rows of these tiers."""
     ranked = [p for p in rows if p.ratio and p.row.tier in tiers and p.row.is_latest]
@@ -320,7 +280,7 @@ def _order(rows: Sequence[Predicted], tiers: str) -> dict[str, dict[str, float]]
 def _unseen(runs: Path, headline: list[Predicted]) -> dict[str, dict[str, Any]]:
     """Scores if each family is predicted by constants that were fitted without it; if also the catalog lacks the
     descriptions of software that it has alone; and if the columns that say what software ran are empty in every row."""
-    left, own, blind = [], [], []
+    left, own, blind = list[Predicted](), list[Predicted](), list[Predicted]()
     lines = {line.number: line for line in read_lines(runs)}
     families: dict[str, set[str]] = {}
     for p in headline:
@@ -330,9 +290,12 @@ def _unseen(runs: Path, headline: list[Predicted]) -> dict[str, dict[str, Any]]:
         tell_share(family, number / len(folds))
         rows, without = [p.row for p in headline if p.row.family == family], shipped() | dict(constants)
         alone = frozenset(name for name, having in families.items() if having == {family})
-        left += predict(rows, without)
-        own += predict([measured(lines[row.line], alone) for row in rows], without)
-        blind += predict([_without_software(lines[row.line]) for row in rows], without)
+        for scored, some in (
+            (left, rows),
+            (own, [measured(lines[row.line], alone) for row in rows]),
+            (blind, [_without_software(lines[row.line]) for row in rows]),
+        ):
+            scored += [replace(p, without=frozenset({family})) for p in predict(some, without)]
     if not left:
         return {"cross_validated": {}, "software_left_out": {}, "software_blind": {}}
     scores = {"cross_validated": left, "software_left_out": own, "software_blind": blind}
@@ -361,7 +324,8 @@ def _generations_left_out(headline: list[Predicted]) -> dict[str, Any]:
         fitted = {name: told for name, told in families_by_constant().items() if not name.startswith(f"{generation}.")}
         rows = [p.row for p in headline if p.row.run and device_of(p.row.run.device).generation == generation]
         if predicted := predict(rows, shipped() | dict(constants)):
-            by_generation[generation] = [replace(p, families_by_constant=fitted) for p in predicted]
+            left = frozenset({generation})
+            by_generation[generation] = [replace(p, families_by_constant=fitted, without=left) for p in predicted]
     if not by_generation:
         return {}
     scores = summary([p for some in by_generation.values() for p in some], lambda p: p.ratio)

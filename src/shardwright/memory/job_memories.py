@@ -41,11 +41,11 @@ def job_memories(job: JobSpec, constants: Constants) -> list[Memory]:
     return list(_memories(job, range(job.plan.pp)))
 
 
-def job_accounts(job: JobSpec) -> list[RankMemory]:
-    """The accounts of all pipeline ranks of this runtime, as `job_memory` makes them, where those that other functions
-    here have made are not made again."""
-    alike = _Alike(as_full(job))
-    return [_account(alike, rank, range(job.plan.pp)) for rank in range(job.plan.pp)]
+def job_accounts(job: JobSpec, ranks: Sequence[int] | None = None) -> list[RankMemory]:
+    """The accounts of all pipeline ranks of this runtime, or of `ranks`, as `job_memory` makes them, where those that
+    other functions here have made are not made again."""
+    alike, asked = _Alike(as_full(job)), range(job.plan.pp) if ranks is None else ranks
+    return [_account(alike, rank, asked) for rank in asked]
 
 
 def fullest(job: JobSpec, constants: Constants) -> Memory:

@@ -57,9 +57,18 @@ def _priced(job: JobSpec) -> "Estimate | str":
         return say("Time, money and energy are not said: {reason}.", reason=error.args[0])
 
 
+def _accounts(job: JobSpec) -> list[RankMemory]:
+    """The accounts of all pipeline ranks, which the price of a plan takes as well."""
+    if job.cluster.device == "unknown":
+        return job_memory(job)
+    from shardwright.memory.job_memories import job_accounts  # needs numpy, as prices do
+
+    return job_accounts(job)
+
+
 def estimate_dict(job: JobSpec) -> dict[str, Any]:
     """An estimate for `--json`. Bytes, seconds, US dollars; null is unknown."""
-    memory, priced = job_memory(job), _priced(job)
+    memory, priced = _accounts(job), _priced(job)
     room, fit = device_room_bytes(job), fit_of(job, memory, priced)
     return {
         "job": job.name,
@@ -112,7 +121,7 @@ def estimate_text(job: JobSpec, language: str = ENGLISH) -> str:
 
 def estimate_parts(job: JobSpec) -> list[Part]:
     """An estimate as paragraphs and tables."""
-    plan, memory, priced = job.plan, job_memory(job), _priced(job)
+    plan, memory, priced = job.plan, _accounts(job), _priced(job)
     placement = job_program(job).placement
     kinds = [*KINDS, "host"] if any(account.host_bytes for account in memory) else KINDS
     rows: list[list[str]] = [[say("pp rank"), say("layers"), *map(say, kinds), say("state a parameter")]]

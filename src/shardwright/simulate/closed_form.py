@@ -104,6 +104,7 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     ends = DataParallel.of(steps.run, steps.software, rates, steps.groups, ranks, pace)
     waits, messages, data = _bubble(steps), _messages(steps), ends.data_s()
     optimizer, host = ends.update_s()
+    host = host + ends.accumulated_s()
     total = m * pace.total + waits + messages + data + optimizer + host + rates.step_s
     nodes = np.maximum(1.0, grid.world / rates.domain)
     slower = rates.jitter * np.log2(nodes) * total
@@ -113,7 +114,7 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     hfu = mfu * (1.0 + steps.all_ranks.flops_again / (run.shape.num_passes * steps.all_ranks.flops))
     computed, again, sent = m * (pace.forward + pace.input_grad + pace.weight_grad), m * pace.again, m * pace.expert
     expert_share = share_of_experts(run, sent_s=sent, computed_s=computed + again, total_s=total)
-    low, high = range_ends(run, constants, expert_share=expert_share)
+    low, high = range_ends(run, constants, expert_share=expert_share, host_share=(host + m * pace.host) / total)
     step = StepTime(
         total=total, compute=computed, again=again,
         tensor=m * pace.tensor, context=m * pace.context, expert=sent, data=data + m * pace.shard,

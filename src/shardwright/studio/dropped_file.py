@@ -23,6 +23,7 @@ from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.recognised import DATA, JOB, SCRIPTS, system_name_of
 from shardwright.interchange.system import SOURCES, system_of
+from shardwright.interchange.wrapped_commands import with_scripts
 from shardwright.report.imported_text import imported_notes
 from shardwright.studio.page_state import SECTIONS, SUBJECT, page_fields
 
@@ -41,6 +42,10 @@ def state_of_files(
     if not texts or len(texts) > _MOST_FILES:
         raise PlanError(SUBJECT, [say("{count} files; drop from 1 to {most}", count=len(texts), most=_MOST_FILES)])
     texts = {PurePath(name.replace("\\", "/")).name or "file": text for name, text in texts.items()}
+    try:
+        texts, _ = with_scripts(texts)
+    except ShellFault as error:
+        raise PlanError(next(iter(texts)), [error_text(error)]) from None
     name, text = next(iter(texts.items()))
     system = system or _system_of(texts)
     if system:

@@ -171,6 +171,12 @@ def read_fitted() -> dict[str, list[str]]:
     return fitted
 
 
+def read_measured_runs() -> dict[str, dict[str, dict[str, list[tuple[float, int]]]]]:
+    """measured_runs.toml: the runs that constants are fitted to ("fitted") and others ("measured"): for each family and
+    "software generation number", the (billions of parameters, devices) of each."""
+    return tomllib.loads((resources.files(__package__) / "measured_runs.toml").read_text(encoding="utf-8"))
+
+
 def read_confidence() -> dict[str, Any]:
     """confidence.toml: the errors of predicted ratios of step times, by the fields that differ between two plans."""
     return tomllib.loads((resources.files(__package__) / "confidence.toml").read_text(encoding="utf-8"))

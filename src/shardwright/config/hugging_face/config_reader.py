@@ -93,6 +93,8 @@ _INERT = frozenset(
         "image_seq_length",
     }
 )
+# Endings of keys whose text says which file it is, and nothing of what layers compute.
+_REMARKS = ("version", "license", "description", "author", "comment", "model_name", "_date")
 # Sections about other kinds of input -> what they are.
 _OTHER_INPUTS = ("vision_config", "audio_config", "speech_config", "perceiver_config", "video_config")
 
@@ -261,11 +263,13 @@ class ConfigReader(FaultGatheringReader):
         return sorted(set(self.unread()) - _NO_ARITHMETIC)
 
     def _is_inert(self, name: str) -> bool:
-        """True for a key that changes nothing: a count of 0 is of nothing, and text of a private name is a remark."""
+        """True for a key that changes nothing: a count or a dropout of 0, and text of a private name, or of one that
+        says whose or which file it is."""
         known = _INERT | {"quantization_config", *_OTHER_INPUTS}
         value = self.given[name]
-        is_remark = name.startswith("_") and isinstance(value, str)
-        return name in known or is_remark or (is_whole(value) and value == 0)
+        is_remark = isinstance(value, str) and (name.startswith("_") or name.endswith(_REMARKS))
+        is_nothing = value == 0 and (is_whole(value) or ("drop" in name and isinstance(value, float)))
+        return name in known or is_remark or is_nothing
 
     def _is_null(self, name: str) -> bool:
         self.ignore(name)

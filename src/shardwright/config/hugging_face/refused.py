@@ -12,7 +12,11 @@ _WAYS_OUT = {
     "indexer": say(
         'in sequences of at most index_topk tokens it chooses all: to plan these, set model_type to "deepseek_v3", and '
         "leave out layer_types, mlp_layer_types and the keys that begin with index"
-    )
+    ),
+    "learned-activation": say(
+        'relu2 takes the same widths: to plan these, set model_type to "arcee" and hidden_act to "relu2", leave out '
+        "qk_norm and post_norm, and say --set model.qk_norm=head; two numbers a layer are then not counted"
+    ),
 }
 REASONS = {
     "state-spaces": say("its layers have state spaces (Mamba)"),

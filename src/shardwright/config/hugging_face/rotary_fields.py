@@ -35,6 +35,8 @@ def rotary(
     older keys. A family that does not turn heads `in_part` turns all elements, whatever the keys say. With
     `scales_scores` yarn's mscale_all_dim scales the scores, as in DeepSeek's families."""
     fields = _fields(r, _parameters(r), head, (theta, share), scales_scores)
+    if r.given.get("rotary_dim") == fields.get("rotary_dim", head):  # the same, said in elements
+        r.ignore("rotary_dim")
     if "rotary_dim" in fields and not in_part:
         r.fault(
             say(

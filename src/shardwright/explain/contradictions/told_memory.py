@@ -5,14 +5,14 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import Phrase, say
 from shardwright.config.units import memory_text
 from shardwright.explain.contradictions.told_claim import ToldClaim
-from shardwright.memory.job_memory import job_memory
+from shardwright.memory.job_memories import job_accounts
 
 
 def state_on_device(job: JobSpec) -> Phrase | None:
     """A share of the parameters whose state of training does not fit a device."""
     if job.cluster.device == "unknown":
         return None
-    (account,) = job_memory(job, [0])
+    (account,) = job_accounts(job, [0])
     device_bytes = int(device_entry(job.cluster.device).memory_bytes)
     if account.state_bytes <= device_bytes:
         return None
@@ -32,7 +32,7 @@ def zero_saving(job: JobSpec) -> Phrase | None:
     if not plan.zero or plan.replicas == 1:
         return None
     whole = job.model_copy(update={"plan": plan.model_copy(update={"zero": 0, "zero_ranks": 0})})
-    (with_it,), (without,) = job_memory(job, [0]), job_memory(whole, [0])
+    (with_it,), (without,) = job_accounts(job, [0]), job_accounts(whole, [0])
     if without.state_bytes <= with_it.state_bytes:  # the state is in host memory
         return None
     saved = 100 * (1 - with_it.state_bytes / without.state_bytes)

@@ -1,4 +1,4 @@
-"""The size of a job in options of batch systems: of Slurm's sbatch and srun, and of PBS's qsub.
+"""The size of a job in options of batch systems: of Slurm's sbatch and srun, of PBS's qsub, and of LSF's bsub.
 
 A script with such lines runs as a job of the batch system, which sets variables for it.
 """
@@ -21,6 +21,14 @@ _SHORT_OPTIONS = {"-N": "nodes", "-n": "ntasks", "-G": "gpus"}
 # Variables that are set in each job, whatever its size.
 _OF_SLURM = {"SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
 _OF_PBS = {"PBS_JOBID": "1", "PBS_ENVIRONMENT": "PBS_BATCH"}
+_OF_LSF = {"LSB_JOBID": "1", "LSB_JOBINDEX": "0"}
+# LSF's options -> Slurm's names: GPUs are those of a node (lsf "bsub -gpu"), slots are shared out by ptile.
+_LSF_SIZES = {
+    r"-nnodes[ \t]+(\d{1,9})": "nodes",
+    r"-gpu\b[^#\n]*?\bnum=(\d{1,9})(?!/task)": "gpus-per-node",
+    r"-n[ \t]+(\d{1,9})": "slots",
+    r"\bptile=(\d{1,9})": "slots-per-node",
+}
 _PBS_SIZES = {
     "select": "nodes",
     "nodes": "nodes",
@@ -32,7 +40,7 @@ _PBS_SIZES = {
 
 
 def options_of_lines(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """(options, variables of each job) by the #SBATCH and #PBS lines of a script; both are empty without such lines."""
+    """(options, variables of each job) by the #SBATCH, #PBS and #BSUB lines of a script; empty without such lines."""
     options: dict[str, str] = {}
     variables: dict[str, str] = {}
     for line in text.splitlines():
@@ -43,6 +51,12 @@ def options_of_lines(text: str) -> tuple[dict[str, str], dict[str, str]]:
         elif line.startswith("#PBS"):
             options |= dict(_pbs_options(line))
             variables |= _OF_PBS
+        elif line.startswith("#BSUB"):
+            options |= {name: match[1] for sign, name in _LSF_SIZES.items() if (match := re.search(sign, line))}
+            variables |= _OF_LSF
+    slots, per_node = (whole(options.pop(name, "")) or 0 for name in ("slots", "slots-per-node"))
+    if slots and per_node and slots % per_node == 0:
+        options.setdefault("nodes", str(slots // per_node))
     return options, variables
 
 

@@ -13,7 +13,7 @@ from shardwright.config.dotted_keys import flat_keys
 # Who has a sign. A file with signs of several systems is of the one with the highest.
 OWN, SHARED, GENERAL = 2, 1, 0  # one system alone; also programs under that system; many programs
 CONFIGURATIONS = (".json", ".yaml", ".yml")
-_COMMENT = re.compile(r"^[ \t]*#(?!!|SBATCH|PBS).*$", re.MULTILINE)
+_COMMENT = re.compile(r"^[ \t]*#(?!!|SBATCH|PBS|BSUB).*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class FollowedText(GuardedText):
     def __init__(self, script: "Script", tokens: list[Token], depth: int) -> None:
         super().__init__(script, tokens, depth)
         self.noted: SkippedPart | None = None  # records what the passed commands would set
+        self.is_known = True  # False if a condition of the last if is unknown
 
     @contextmanager
     def _noting(self) -> Iterator[SkippedPart]:
@@ -108,15 +109,19 @@ class FollowedText(GuardedText):
         return self._simple(active)
 
     def _if(self, active: bool, level: int) -> bool | None:
+        self.is_known = active
         with self._noting() as part:
             is_doubtful = self._branches(active, level, part)
         if is_doubtful:
             self.script.doubt(part)
+        elif self.is_known:
+            self.script.variables.leave_empty(part.options)
         return True
 
     def _branches(self, active: bool, level: int, part: SkippedPart) -> bool:
         """Follow an if with all of its branches. True if it is unknown which branch runs."""
         begin, is_done, is_doubtful = self.tokens[self.at].line, not active, False
+        is_known = active
         while (token := self._peek()) is not None and token.plain in ("if", "elif"):
             self.at += 1
             start = self.at
@@ -129,6 +134,7 @@ class FollowedText(GuardedText):
             elif succeeds is False and active and not is_done and self._makes_what_lacks(start, ends):
                 succeeds = True
             if succeeds is None and not is_done:
+                is_known = False
                 if not is_doubtful and self._is_doubtful(start):
                     is_doubtful = True
                     part.sets.clear()
@@ -143,6 +149,7 @@ class FollowedText(GuardedText):
         if not self.ended and self._peek() is None:
             raise ShellFault(without_end(begin, "if", "fi"))
         self.at += 1
+        self.is_known = is_known  # of the innermost if that was followed last
         return is_doubtful
 
     def _note_unknown(self, line: int, begin: int) -> None:
@@ -166,6 +173,8 @@ class FollowedText(GuardedText):
             is_doubtful = self._patterns(active, level)
         if is_doubtful:
             self.script.doubt(part)
+        elif self.is_known:
+            self.script.variables.leave_empty(part.options)
         return True
 
     def _patterns(self, active: bool, level: int) -> bool:
@@ -178,6 +187,7 @@ class FollowedText(GuardedText):
             self.at += 1
         subject, is_done, is_doubtful = " ".join(words), not active, False
         is_unknown = any(map(self.script.variables.is_made, unknown_names(subject)))
+        is_known = active
         self.at += 1
         while (token := self._peek()) is not None and token.plain != "esac" and not self.ended:
             if token.operator in ("\n", ";;", "("):
@@ -191,11 +201,13 @@ class FollowedText(GuardedText):
             fits = [fits_pattern(subject, pattern) for pattern in patterns]
             is_match = not is_done and True in fits
             is_doubtful = is_doubtful or (is_unknown and not is_done and None in fits)
+            is_known = is_known and (is_done or None not in fits)
             self._until((";;", "esac"), active and is_match, level + 1)
             is_done = is_done or is_match
         if not self.ended and self._peek() is None:
             raise ShellFault(without_end(begin, "case", "esac"))
         self.at += 1
+        self.is_known = is_known
         return is_doubtful
 
     def _is_function(self) -> bool:

@@ -57,6 +57,13 @@ def composed(texts: Mapping[str, str]) -> dict[str, Any]:
     return flat
 
 
+def named_bases(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """The files that a configuration begins from, by the names that its list `defaults` has for them."""
+    entries = data.get("defaults")
+    paths = [path for _, path in _entries(entries)] if isinstance(entries, list) else []
+    return tuple(f"{shortened(path, 60)}.yaml" for path in paths if path != "_self_")[:_MOST_LEVELS]
+
+
 def _of_file(name: str, texts: Mapping[str, str], used: set[str], level: int) -> dict[str, Any]:
     if level > _MOST_LEVELS:
         raise ShellFault(

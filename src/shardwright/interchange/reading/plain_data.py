@@ -38,12 +38,20 @@ def read_data(name: str, text: str) -> dict[str, Any]:
     return data
 
 
+def read_documents(name: str, text: str) -> list[dict[str, Any]]:
+    """The mappings among the documents of a YAML, which --- parts. Raises ShellFault."""
+    documents = _yaml(text, several=True)
+    if any(value_faults(data) for data in documents if isinstance(data, dict)):
+        raise ShellFault(say("{name} has values that no configuration has; check that it is the file", name=name))
+    return [{str(key): value for key, value in data.items()} for data in documents if isinstance(data, dict)]
+
+
 def _json(text: str) -> Any:
     """The data of JSON; the mark of an unknown value, which a script writes without quotes, is a text."""
     return json.loads(_BARE_MARK.sub(r'\1"\2"', text))
 
 
-def _yaml(text: str) -> Any:
+def _yaml(text: str, *, several: bool = False) -> Any:
     if len(text) > _MOST_YAML:
         raise ShellFault(
             say(
@@ -55,11 +63,11 @@ def _yaml(text: str) -> Any:
     try:
         import yaml
 
-        from shardwright.interchange.reading.yaml_loader import load_yaml
+        from shardwright.interchange.reading.yaml_loader import load_documents, load_yaml
     except ImportError:
         raise ShellFault(say("reading YAML takes PyYAML: pip install 'shardwright[yaml]'")) from None
     try:
-        return load_yaml(text)
+        return load_documents(text) if several else load_yaml(text)
     # A value that does not fit its tag (!!bool x) raises whatever PyYAML runs into.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise ShellFault(_yaml_fault(error)) from None

@@ -22,6 +22,7 @@ class SkippedPart:
 
     sets: dict[str, bool] = field(default_factory=dict)
     calls: set[str] = field(default_factory=set)
+    options: set[str] = field(default_factory=set)  # of `sets`, those that would hold options of a command
     body: list[Token] = field(default_factory=list)  # of a function
 
     def put(self, name: str, appends: bool) -> None:
@@ -33,6 +34,7 @@ class SkippedPart:
         for name, appends in other.sets.items():
             self.put(name, appends)
         self.calls |= other.calls
+        self.options |= other.options
 
     def command(self, tokens: Sequence[Token]) -> None:
         """Record a command and the assignments before it."""
@@ -50,6 +52,8 @@ class SkippedPart:
                 return
             name, appends = assignment
             self.put(name, appends or _begins_with(token, name))
+            if "".join(piece.text for piece in token.pieces).partition("=")[2].lstrip(" \\\n\t").startswith("--"):
+                self.options.add(name)
 
 
 def assigned(token: Token) -> tuple[str, bool] | None:

@@ -5,7 +5,7 @@ if a setting with an effect depends on it.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -34,6 +34,12 @@ class Variables:
     defaulted: dict[str, str] = field(default_factory=dict)
     expansions: set[str] = field(default_factory=set)  # names of marks for anything but variables, such as output
     num_shifted: int = 0  # arguments that nobody gave, and that `shift` has passed
+
+    def leave_empty(self, names: Collection[str]) -> None:
+        """Have variables empty that a branch would have set to options and that nobody else has: it does not run."""
+        for name in names:
+            if name not in self.fixed:
+                self.values.setdefault(name, "")
 
     def is_made(self, name: str) -> bool:
         """True if the script itself makes an unknown value; False if it comes from the environment."""

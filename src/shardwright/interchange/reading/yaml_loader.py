@@ -10,8 +10,10 @@ import yaml
 
 from shardwright.config.phrase import say
 from shardwright.config.toml_file import MOST_VALUES
+from shardwright.interchange.reading.shell_marks import mark
 
 _MERGE = "tag:yaml.org,2002:merge"
+_OWN_TAG = "!"  # of a program's own tags, such as !include, whose values only it can know
 
 
 def load_yaml(text: str) -> Any:
@@ -21,6 +23,18 @@ def load_yaml(text: str) -> Any:
         return loader.get_single_data()
     finally:
         loader.dispose()
+
+
+def load_documents(text: str) -> list[Any]:
+    """The plain values of each document of a YAML. Raises as load_yaml does."""
+    loader = BoundedLoader(text)
+    documents: list[Any] = []
+    try:
+        while loader.check_data():
+            documents.append(loader.get_data())
+    finally:
+        loader.dispose()
+    return documents
 
 
 class BoundedLoader(yaml.SafeLoader):  # PyYAML has no types
@@ -58,3 +72,11 @@ def _merged_by(node: Any) -> list[Any]:
         merged for value in values for merged in (value.value if isinstance(value, yaml.SequenceNode) else [value])
     ]
     return [merged for merged in listed if isinstance(merged, yaml.MappingNode)]
+
+
+def _unknown_value(loader: BoundedLoader, suffix: str, node: Any) -> str:
+    """The mark of a value with a tag of a program's own."""
+    return mark(suffix or _OWN_TAG)
+
+
+BoundedLoader.add_multi_constructor(_OWN_TAG, _unknown_value)

@@ -6,9 +6,28 @@ from shardwright.config.phrase import say
 from shardwright.interchange.reading.settings import Flat, Settings
 
 WORLD = "world_size"
-MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size", "--per_device_batch_size")
+# Names of DeepSpeed and of transformers' Trainer first, and then those that people's own programs have.
+MICRO = (
+    "train_micro_batch_size_per_gpu",
+    "--per_device_train_batch_size",
+    "--per_device_batch_size",
+    "--per_gpu_train_batch_size",
+    "--micro_batch_size",
+    "--train_micro_batch_size_per_gpu",
+    "--batch_size_per_device",
+    "--batch_size_per_gpu",
+)
 _BATCH = ("train_batch_size", "--global_batch_size")
-_STEPS = ("gradient_accumulation_steps", "--gradient_accumulation_steps")
+_STEPS = (
+    "gradient_accumulation_steps",
+    "--gradient_accumulation_steps",
+    "--grad_accum_steps",
+    "--grad_accum",
+    "--accumulation_steps",
+    "--grad_accumulation_steps",
+    "--gradient_accumulation",
+    "--accum_steps",
+)
 _SAID_BY_FIELDS = ("plan.microbatch_size", "batch.global_batch_size")
 
 

@@ -91,6 +91,8 @@ def _read_pipeline(settings: Settings, fields: Flat) -> None:
         stages = _uneven_stages(layers, pp, virtual, first, last)
     if pp * virtual > layers + 2:  # the checks of the job report this
         stages = []
+    if not (stages or text):
+        _tell_uneven_stages(settings, num_counted, pp, virtual)
     fields["plan.schedule"] = "interleaved-1f1b" if virtual > 1 and pp > 1 else "1f1b"
     if (schedule := _zero_bubbles(settings, pp)) and pp > 1:
         fields["plan.schedule"] = schedule
@@ -111,6 +113,24 @@ def _zero_bubbles(settings: Settings, pp: int) -> str:
         return ""
     alive = settings.count("zero-bubble-max-pending-backward", pp)
     return "zb-h2" if alive >= 2 * pp - 1 else "zb-h1"
+
+
+def _tell_uneven_stages(settings: Settings, layers: int, pp: int, virtual: int) -> None:
+    """Tell of layers that do not divide into the stages, which Megatron-LM refuses where no option says how."""
+    parts = pp * virtual
+    is_other = settings.has("deepspeed") or settings.has("noop-layers")
+    if pp > 1 and layers > parts and layers % parts and not is_other:
+        settings.lose(
+            "pipeline-model-parallel-size",
+            say(
+                "{layers} layers do not divide into {parts} stages, where Megatron-LM stops; stages of {least} and "
+                "{most} are counted here",
+                layers=layers,
+                parts=parts,
+                least=layers // parts,
+                most=layers // parts + 1,
+            ),
+        )
 
 
 def _uneven_stages(layers: int, pp: int, virtual: int, first: int, last: int) -> list[int]:

@@ -170,6 +170,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
             for name, size in sizes.items()
             if not size
         ]
+        if flat.get("trainer.num_nodes") is None:
+            settings.note(say("nothing says trainer.num_nodes, so it is Lightning's 1 (--devices N)"))
     if flat.get("trainer.precision") is None:
         settings.note(
             say("nothing says trainer.precision, so it is Lightning's 32-true (--set precision.compute=bf16)")

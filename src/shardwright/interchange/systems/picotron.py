@@ -19,7 +19,12 @@ from shardwright.interchange.rows import Rule, Table, count, degree, number, rea
 from shardwright.interchange.started_configuration import ranks_faults, started_configuration
 from shardwright.interchange.system import SourceSystem
 
-SIGNS = (FileSigns((("distributed", "model", "training", "dataset"),)),)
+SIGNS = (
+    FileSigns(
+        (("distributed", "model", "training", "dataset"),),
+        commands=(r"\bpicotron\S{0,100}/train\.py\s+--config[= ]",),
+    ),
+)
 _STARTED = (FileSigns(commands=(r"\.py\b.*\s--config[= ]",)),)  # as many programs are, so its file comes first
 _RINGS = {"ring": "ring", "ulysses": "ulysses", "headwise": "ulysses"}  # of forks
 _ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}

@@ -300,6 +300,7 @@ TRL = TrainerFile(
                 ("per_device_train_batch_size", "learning_rate"),
                 ("model_name_or_path", "output_dir"),
                 ("model_name_or_path", "learning_rate"),
+                ("output_dir", "num_train_epochs"),
             ),
             lacks=("distributed_type", "compute_environment", "zero_optimization"),
             weight=SHARED,

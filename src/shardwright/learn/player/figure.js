@@ -44,7 +44,7 @@
     function draw() {
       const { picture, fault } = frame();
       if (fault) {
-        place.replaceChildren(element("p", { className: "playable-fault" }, `${words.refused}: ${fault}`));
+        place.replaceChildren(element("p", { className: "playable-fault" }, words.refused + fault));
         return;
       }
       slider.value = moment;

@@ -16,7 +16,7 @@ from shardwright.config.number_types import NUMBER_TYPES, number_called, wide_nu
 from shardwright.config.phrase import say
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.config.software_changes import OVERLAPS
+from shardwright.config.software_changes import HOST_CHANGES, OVERLAPS
 from shardwright.config.token_dispatchers import dispatcher_names
 from shardwright.layers.query import LAYER_POLICIES
 from shardwright.measure.measured_runs.flops_convention import FLOPS_COUNTED
@@ -50,13 +50,16 @@ FACT_COLUMNS = ("software", "flops_counted", "memory_kind")
 # Of what a plan keeps in host memory; a row names all of it, separated by blanks.
 OFFLOADS = ("activations", "optimizer", "parameters")
 
+# Of an update in host memory: by all cores that a process has, and copies of pinned memory; separated by blanks.
+HOST_WORDS = tuple(change.removeprefix("host-") for change in HOST_CHANGES)
+
 # CUDA graphs: none, of parts of layers, or one of a whole step.
 GRAPHS = ("none", "parts", "step")
 
 # Columns that say what ran a row.
 SOFTWARE_COLUMNS = (
     *("software", "date", "compiled", "attention", "overlap"),
-    *("dispatcher", "grouped", "graphs", "grads", "moments"),
+    *("dispatcher", "grouped", "graphs", "grads", "moments", "host"),
 )
 
 # Tables' names of a schedule, if they differ from plan.schedule's.
@@ -142,6 +145,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "dispatcher": tuple(dispatcher_names()),
     "graphs": GRAPHS,
     "oom": ("yes", "no"),
+    "host": HOST_WORDS,
     "offload": OFFLOADS,
     "routing": ROUTINGS,
     "cp_method": CONTEXT_METHODS.names,
@@ -158,7 +162,7 @@ def _word_fault(name: str, text: str) -> str:
         known_words = (*known_words, *SCHEDULES.names)
     if name == "precision":
         words = [number_called(text) or text]
-    if name in ("overlap", "offload"):
+    if name in ("overlap", "offload", "host"):
         words = text.split()
     wrong = [word for word in words if word not in known_words]
     return (

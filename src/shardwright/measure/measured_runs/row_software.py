@@ -1,5 +1,5 @@
 """The software of a measured run, by the columns of its row: framework and month, attention, compilation, overlap,
-dispatcher of tokens, experts computed in turn, CUDA graphs.
+dispatcher of tokens, experts computed in turn, CUDA graphs, work on the host.
 
 A row whose columns name no software that the catalog describes is taken to have run what was usual (`usual` of a
 description): of what had begun by its month and could run its plan, what is meant for its device or number type, else
@@ -15,7 +15,7 @@ from shardwright.config import catalog
 from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.number_types import NUMBER_TYPES, number_called
 from shardwright.config.software import SoftwareSpec, software_of
-from shardwright.config.software_changes import OVERLAPS
+from shardwright.config.software_changes import HOST_CHANGES, OVERLAPS
 from shardwright.config.software_generations import generation_of, months, nearest_generation
 from shardwright.config.software_support import had_by
 from shardwright.config.token_dispatchers import dispatcher_names
@@ -42,6 +42,7 @@ def software_of_row(row: Row, without: frozenset[str] = frozenset()) -> str:
         changes.append("experts-in-turn")
     if row.get("graphs") == "step":
         changes.append("graphs-step")
+    changes += [change for word in (row.get("host") or "").split() if (change := f"host-{word}") in HOST_CHANGES]
     return "+".join([name, *changes])
 
 

@@ -43,7 +43,8 @@ _WITHOUT: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True)
 class RatioSpread:
     """The spread of the errors of logarithms of predicted ratios: `by_kind` for each kind of difference in the sweeps,
-    and `unseen`, the largest, for other kinds. `freedom` is the degrees of freedom of Student's t."""
+    and `unseen`, the largest of those with all state on devices, for other kinds. `freedom` is the degrees of freedom
+    of Student's t."""
 
     freedom: int
     by_kind: Mapping[str, float]
@@ -77,7 +78,8 @@ class RatioSpread:
 def fitted_spread() -> RatioSpread:
     """The spread from the catalog."""
     confidence = catalog.read_confidence()
-    return RatioSpread(confidence["freedom"], confidence["spread"], max(confidence["spread"].values()))
+    spread = confidence["spread"]
+    return RatioSpread(confidence["freedom"], spread | confidence["hosted"], max(spread.values()))
 
 
 def differing(first: PlanGrid, second: PlanGrid) -> frozenset[str]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.planner.advice.advice import Advice, OwnPlan, Recommendation, RefusedPlan, SimplerPlan
@@ -41,6 +42,13 @@ CONSIDERED = 10
 _AS_LONG = 5e-4  # a share of a step: plans that differ by less take as long, and the simpler one is recommended
 _MOST_MOVES = 8  # from the first plan to a faster adjacent one
 _TRIES = 4  # simpler plans that are simulated, at most
+# What an objective counts of a plan, where it is known what plans with state in host memory are compared by.
+_COUNTED: dict[str, Callable[[PricedPlan], float]] = {
+    "time": attrgetter("token_s"),
+    "goodput": attrgetter("token_s"),
+    "cost": lambda plan: plan.token_s * plan.job.cluster.num_devices,
+    "energy": lambda plan: plan.token_s * plan.job.cluster.num_devices,
+}
 
 
 def plans_of(
@@ -55,17 +63,55 @@ def plans_of(
     PlanError if no plan meets the deadline.
     """
     wanted = objective or Objective()
-    advice = best_plans(job, constraints, constants, wanted, num_shown=max(num_shown, CONSIDERED))
-    if wanted.name == "memory":
-        advice = recommended(advice, constraints, constants, num_shown=num_shown, is_roomy=True)
-    else:
-        advice = settled(advice, constraints, constants, num_shown=num_shown)
+    advice = _plans_of(job, constraints, constants, wanted, num_shown)
+    if advice.plans and wanted.name in _COUNTED and (on_device := _on_device(advice, constraints)):
+        advice = surely_hosted(advice, _plans_of(job, on_device, constants, wanted, num_shown))
     if not advice.plans:
         return advice
     token_s, devices = advice.plans[0].token_s, advice.job.cluster.num_devices
     check_in_time(advice.job, wanted, token_s)
     tried = tuple(replace(size, token_s=token_s) if size.num_devices == devices else size for size in advice.tried)
     return replace(advice, tried=tried)
+
+
+def _plans_of(
+    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int
+) -> Advice:
+    """The best plans of a job and the fastest of them, which may keep state in host memory."""
+    advice = best_plans(job, constraints, constants, objective, num_shown=max(num_shown, CONSIDERED))
+    if objective.name == "memory":
+        return recommended(advice, constraints, constants, num_shown=num_shown, is_roomy=True)
+    return settled(advice, constraints, constants, num_shown=num_shown)
+
+
+def _on_device(advice: Advice, constraints: Constraints) -> Constraints | None:
+    """The constraints without plans that keep state in host memory, if the first plan does and need not."""
+    nowhere = {"offload_optimizer": 0.0, "offload_parameters": False}
+    if not (_is_hosted(advice.plans[0].job) and all(constraints.allows(*field) for field in nowhere.items())):
+        return None
+    return replace(constraints, among={**constraints.among, **{name: (value,) for name, value in nowhere.items()}})
+
+
+def _is_hosted(job: JobSpec) -> bool:
+    """True if the job's plan keeps optimizer state or parameters in host memory."""
+    return job.plan.offload_optimizer > 0 or job.plan.offload_parameters
+
+
+def surely_hosted(hosted: Advice, on_device: Advice) -> Advice:
+    """The advice whose first plan keeps state in host memory; that without such plans, if both can't be told apart."""
+    if not on_device.plans:
+        return hosted
+    first, other = hosted.plans[0], on_device.plans[0]
+    cost, other_cost = (_COUNTED[hosted.objective.name](plan) for plan in (first, other))
+    confidence = fitted_spread().confidence(math.log(other_cost / cost), kinds_between(first.job, other.job))
+    if confidence >= TOLD_APART:
+        return hosted
+    sentence = say(
+        "Plans that keep state in host memory are left out: the best of them is predicted to take {share:.0%} less "
+        "than the best without, and such predictions are off by more; keep plan.offload_optimizer=1 for plans that do",
+        share=1 - cost / other_cost,
+    )
+    return replace(on_device, left_out=[*on_device.left_out, sentence])
 
 
 def best_plans(
@@ -166,7 +212,8 @@ def _chosen(
     first_plan, *others = advice.plans
     fitting = [plan for plan in others if fits(plan.job, plan.memory, room)]
     alike = [first_plan, *(plan for plan in fitting if _confidence(first_plan, plan, spread) < TOLD_APART)]
-    slower = spread.ratio(TOLD_APART, DIFFERENCES)
+    is_hosted = _is_hosted(first_plan.job)
+    slower = spread.ratio(TOLD_APART, [kind for kind in DIFFERENCES if is_hosted or kind != "offload"])
     simpler = simpler_plans(
         advice.job,
         constraints,

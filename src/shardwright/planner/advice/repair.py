@@ -116,16 +116,20 @@ def nearest_that_fit(
         return list({plan.job.plan.model_dump_json(): plan for plan in fitting}.values())
 
     plans, best_plans = with_changes(1), list[SimulatedPlan]()
-    few_or_slow = len(plans) < num_shown or min(float(plan.time.total) for plan in plans) > _SLOW * own_s
-    if not plans or (with_fastest and few_or_slow):
+    if plans:
+        few_or_slow = len(plans) < num_shown or min(float(plan.time.total) for plan in plans) > _SLOW * own_s
+        if with_fastest and few_or_slow:
+            best_plans = fastest(_CHANGES, num_shown)
+    else:
         best_plans = fastest(_CHANGES, num_shown)
-    if best_plans and not plans:  # if no plan fits, two changes do not help
-        plans = with_changes(2)
-    if plans and not with_fastest:
-        best_plans = []
+        plans = with_changes(2) if best_plans else []  # if no plan fits, two changes do not help
+        if not plans:
+            return list(_near_plans(job, sorted(best_plans, key=_token_s), constants))
+        if not with_fastest:
+            best_plans = []
     plans = sorted(plans, key=_token_s)[: num_shown - bool(best_plans)]
     known_plans = [plan.job.plan for plan in plans]
-    plans += [plan for plan in best_plans if plan.job.plan not in known_plans][: 1 if plans else num_shown]
+    plans += [plan for plan in best_plans if plan.job.plan not in known_plans][:1]
     return list(_near_plans(job, sorted(plans, key=_token_s), constants))
 
 

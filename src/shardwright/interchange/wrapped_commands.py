@@ -1,0 +1,239 @@
+"""Files of schedulers and clouds that hold a command and how many nodes run it: manifests of Kubernetes (PyTorchJob,
+MPIJob, Volcano, TrainJob, ...), tasks of SkyPilot and dstack, jobs of Azure ML. The command is read as a launch script.
+
+What their schemas say: kubeflow.org (training operator 1.9, trainer 2), volcano.sh, docs.skypilot.co, dstack.ai,
+learn.microsoft.com (commandJob), August 2026.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from shardwright.config.fault_gathering_reader import whole
+from shardwright.config.phrase import say
+from shardwright.interchange.reading.file_signs import FileSigns
+from shardwright.interchange.reading.plain_data import read_documents
+from shardwright.interchange.reading.shell_words import ShellFault
+
+_SHELLS = ("bash", "sh", "zsh", "dash")
+_COUNTS_OF_PODS = ("replicas", "numNodes", "numWorkers", "parallelism", "completions", "size")
+_OF_GPUS = re.compile(r"nvidia\.com/(?:gpu|[abghlv]\d+\w*|mig-.*)|amd\.com/gpu|habana\.ai/gaudi|gpu\.intel\.com/i915")
+_EXPRESSION = re.compile(r"\$\{\{\s*([\w.]+)\s*\}\}")  # of Azure ML and dstack
+_FIRST_KEYS = ("apiversion:", "kind:")  # of a manifest of Kubernetes
+_TRAINING = re.compile(r"\b(?:torchrun|deepspeed|accelerate|mpirun|mpiexec|python3?|tune|composer|\w*train\w*)\b")
+_MOST_LEVELS = 20
+
+
+@dataclass(frozen=True)
+class WrappedCommand:
+    """A script, with variables before it, on `nodes` nodes of `devices` devices; 0 means unknown."""
+
+    text: str
+    nodes: int = 0
+    devices: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def script(self) -> str:
+        """The text of a script that says all of it: its size as scripts of a batch system have it."""
+        sizes = {"nodes": self.nodes, "gpus-per-node": self.devices}
+        lines = [f"#SBATCH --{name}={size}" for name, size in sizes.items() if size]
+        exports = [f"export {name}={_quoted(value)}" for name, value in self.variables.items() if name.isidentifier()]
+        return "\n".join(["#!/bin/bash", *lines, *exports, self.text]) + "\n"
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A kind of such files, known by its keys."""
+
+    title: str
+    keys: tuple[tuple[str, ...], ...]
+    commands: Callable[[Mapping[str, Any]], Iterator[WrappedCommand]]
+
+
+def unwrapped(path: str, text: str) -> tuple[str, str] | None:
+    """(path, text) of the script that a file holds; None if it is no such file. Raises ShellFault for a file without a
+    command."""
+    if not (_is_manifest(text) or path.lower().endswith((".yaml", ".yml"))):
+        return None
+    try:
+        documents = read_documents(path, text)
+    except ShellFault:
+        return None  # its own reader says why
+    for document in documents:
+        for wrapper in WRAPPERS:
+            if FileSigns(wrapper.keys).fit_keys(document):
+                for command in wrapper.commands(document):
+                    return str(PurePath(path).with_suffix(".sh")), command.script()
+    titles = [w.title for d in documents for w in WRAPPERS if FileSigns(w.keys).fit_keys(d)]
+    if titles:
+        raise ShellFault(
+            say(
+                "it is a file of {system}, and no command in it trains; name the script or the configuration that it "
+                "starts",
+                system=titles[0],
+            )
+        )
+    return None
+
+
+def _is_manifest(text: str) -> bool:
+    """True if the first line that is no comment begins a manifest of Kubernetes."""
+    lines = (line.strip().lower() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith(("#", "---"))), "")
+    return first.startswith(_FIRST_KEYS)
+
+
+def with_scripts(texts: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Texts by path, with the script in the place of a file that holds one, and a note on each. Raises ShellFault."""
+    result, notes = dict[str, str](), list[str]()
+    for path, text in texts.items():
+        script = unwrapped(path, text)
+        if script is not None and script[0] not in texts:
+            notes.append(say("the command in {path} is read as a script", path=path))
+            path, text = script
+        result[path] = text
+    return result, notes
+
+
+def _quoted(word: str) -> str:
+    """A word in double quotes, in which variables hold."""
+    return '"' + re.sub(r'(["`\\])', r"\\\1", re.sub(r"\$\((\w+)\)", r"${\1}", word)) + '"'
+
+
+def _number(value: Any) -> int:
+    """A whole number above 0, such as 8 of H100:8; 0 if it is none."""
+    if isinstance(value, Mapping):
+        value = next(iter(value.values()), "") if len(value) == 1 else ""
+    return whole(str(value).rpartition(":")[2]) or 0
+
+
+def _words(value: Any) -> list[str]:
+    return [str(word) for word in value] if isinstance(value, list) else [str(value)] if value else []
+
+
+def _text_of(words: list[str]) -> str:
+    """The script of a command: what a shell is given with -c, or the words themselves."""
+    for place, word in enumerate(words[:-1]):
+        is_shell = place and any(PurePath(before).name in _SHELLS for before in words[:place])
+        if is_shell and re.fullmatch(r"-\w*c", word):
+            return words[place + 1]
+    return " ".join(map(_quoted, words))
+
+
+def _values(listed: Any) -> dict[str, str]:
+    """Variables: a mapping, or a list of NAME=VALUE or of names with values."""
+    if isinstance(listed, Mapping):
+        return {str(name): str(value) for name, value in listed.items() if value is not None}
+    pairs = [item.partition("=")[::2] for item in listed or () if isinstance(item, str) and "=" in item]
+    named = [item for item in listed or () if isinstance(item, Mapping) and {"name", "value"} <= item.keys()]
+    return dict(pairs) | {str(item["name"]): str(item["value"]) for item in named}
+
+
+def _of_sky(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
+    resources = data.get("resources")
+    nodes = whole(str(data.get("num_nodes") or 1)) or 0
+    devices = _number(resources.get("accelerators")) if isinstance(resources, Mapping) else 0
+    own = {"SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NUM_GPUS_PER_NODE": devices, "SKYPILOT_NODE_RANK": "0"}
+    variables = _values(data.get("envs")) | {name: str(value) for name, value in own.items() if value}
+    if isinstance(data.get("run"), str):
+        yield WrappedCommand(data["run"], nodes, devices, variables)
+
+
+def _of_dstack(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
+    resources = data.get("resources")
+    gpu = resources.get("gpu") if isinstance(resources, Mapping) else None
+    gpu = gpu.get("count") if isinstance(gpu, Mapping) else gpu
+    nodes = whole(str(data.get("nodes") or 1)) or 0
+    devices = _number(gpu) or (1 if isinstance(gpu, str) and gpu.isalnum() else 0)
+    own = {"DSTACK_NODES_NUM": nodes, "DSTACK_GPUS_PER_NODE": devices, "DSTACK_NODE_RANK": "0"}
+    variables = _values(data.get("env")) | {name: str(value) for name, value in own.items() if value}
+    if commands := _words(data.get("commands")):
+        yield WrappedCommand(_EXPRESSION.sub("", "\n".join(commands)), nodes, devices, variables)
+
+
+def _of_azure(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
+    resources, distribution = (
+        value if isinstance(value, Mapping) else {} for value in (data.get("resources"), data.get("distribution"))
+    )
+    inputs = data["inputs"] if isinstance(data.get("inputs"), Mapping) else {}
+
+    def value_of(match: re.Match[str]) -> str:
+        section, _, name = match[1].rpartition(".")
+        value = inputs.get(name)
+        value = value.get("default", value.get("path")) if isinstance(value, Mapping) else value
+        return str(value) if section == "inputs" and value is not None else f"/{name}"
+
+    if isinstance(data.get("command"), str):
+        yield WrappedCommand(
+            _EXPRESSION.sub(value_of, data["command"]),
+            whole(str(resources.get("instance_count", 1))) or 0,
+            whole(str(distribution.get("process_count_per_instance", ""))) or 0,
+            _values(data.get("environment_variables")),
+        )
+
+
+@dataclass(frozen=True)
+class _Container:
+    """A container of pods: its words, how many pods have it, its devices and its variables."""
+
+    words: list[str]
+    pods: int
+    devices: int
+    variables: dict[str, str]
+
+
+def _containers(node: Any, pods: int, level: int = 0) -> Iterator[_Container]:
+    """The containers of a manifest, with how many pods each is in."""
+    if isinstance(node, list):
+        for item in node:
+            yield from _containers(item, pods, level + 1)
+    if not isinstance(node, Mapping) or level > _MOST_LEVELS:
+        return
+    counts = [_number(node[name]) for name in _COUNTS_OF_PODS if name in node]
+    pods = counts[0] if counts else pods
+    words = [*_words(node.get("command")), *_words(node.get("args"))]
+    limits = [value for name in ("resources", "resourcesPerNode") for value in _limits(node.get(name))]
+    if words or limits:
+        yield _Container(words, pods, next((_number(value) for value in limits), 0), _values(node.get("env")))
+    if isinstance(node.get("entrypoint"), str):  # of a RayJob
+        yield _Container(["bash", "-c", node["entrypoint"]], 0, 0, {})
+    for name, inner in node.items():
+        if name not in ("command", "args", "env", "initContainers"):
+            yield from _containers(inner, pods, level + 1)
+
+
+def _limits(resources: Any) -> list[Any]:
+    """The numbers of GPUs in the resources of a container."""
+    sections = [resources.get(name) for name in ("limits", "requests")] if isinstance(resources, Mapping) else []
+    return [
+        value
+        for section in sections
+        if isinstance(section, Mapping)
+        for name, value in section.items()
+        if _OF_GPUS.fullmatch(str(name))
+    ]
+
+
+def _of_kubernetes(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
+    if data.get("kind") in ("Service", "Deployment", "ConfigMap", "PersistentVolumeClaim", "Namespace", "Secret"):
+        return
+    containers = list(_containers(data.get("spec"), 1))
+    trains = sorted(
+        (container for container in containers if container.words),
+        key=lambda container: not _TRAINING.search(" ".join(container.words)),
+    )
+    with_devices = [container for container in containers if container.devices]
+    nodes = sum(container.pods for container in with_devices)
+    for container in trains:
+        devices = container.devices or (with_devices[0].devices if with_devices else 0)
+        yield WrappedCommand(_text_of(container.words), nodes, devices, container.variables)
+
+
+WRAPPERS = (
+    Wrapper("Kubernetes", (("apiVersion", "kind"),), _of_kubernetes),
+    Wrapper("SkyPilot", (("resources", "run"), ("num_nodes", "run"), ("setup", "run")), _of_sky),
+    Wrapper("Azure ML", (("command", "environment"), ("command", "compute")), _of_azure),
+    Wrapper("dstack", (("type", "commands"),), _of_dstack),
+)

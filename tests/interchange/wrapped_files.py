@@ -1,0 +1,56 @@
+"""Files of schedulers and clouds that hold the same command, each in its own way: 2 nodes of 8 GPUs, tensors over 4."""
+
+import json
+
+FLAGS = (
+    "--tensor-model-parallel-size=4",
+    "--num-layers=8",
+    "--hidden-size=512",
+    "--num-attention-heads=8",
+    "--seq-length=1024",
+    "--max-position-embeddings=1024",
+    "--micro-batch-size=2",
+    "--global-batch-size=32",
+    "--bf16",
+    "--vocab-size=50304",
+    "--tokenizer-type=NullTokenizer",
+    "--lr=1e-4",
+    "--train-iters=10",
+)
+PROGRAM = ("pretrain_gpt.py", *FLAGS)
+LAUNCH = ("torchrun", "--nnodes=2", "--nproc_per_node=8", *PROGRAM)
+_LINE = " ".join(LAUNCH)
+_GPUS = "{limits: {nvidia.com/gpu: 8}}"
+_POD = f"template: {{spec: {{containers: [{{name: a, image: b, resources: {_GPUS}, command: %s}}]}}}}"
+
+
+def _pods(replicas: object, command: object) -> str:
+    return "{replicas: " + str(replicas) + ", " + _POD % json.dumps(command) + "}"
+
+
+_SERVICE = "apiVersion: v1\nkind: Service\nspec: {ports: [{port: 1}]}\n---\n"
+WRAPPED = {
+    "pytorchjob.yaml": _SERVICE
+    + "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Master: "
+    + _pods(1, LAUNCH)
+    + ", Worker: "
+    + _pods(1, LAUNCH)
+    + "}}\n",
+    "inner.yaml": "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: "
+    + _pods(2, ["/bin/bash", "-c", "python " + " ".join(PROGRAM)])
+    + "}}\n",
+    "mpijob.yaml": "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nspec: {mpiReplicaSpecs: {Launcher: {replicas: 1, "
+    f"template: {{spec: {{containers: [{{args: {json.dumps(['mpirun', '-np', '16', 'python', *PROGRAM])}}}]}}}}}}, "
+    "Worker: " + _pods(2, []) + "}}\n",
+    "volcano.yaml": "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nspec: {tasks: [" + _pods(2, LAUNCH) + "]}\n",
+    "trainjob.yaml": "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nspec: {trainer: {numNodes: 2, "
+    f"resourcesPerNode: {_GPUS}, env: [{{name: TP, value: '4'}}], command: {json.dumps(LAUNCH)}}}}}\n",
+    "sky.yaml": "resources: {accelerators: 'H100:8'}\nnum_nodes: 2\nsetup: pip install torch\nrun: |\n  cd here\n"
+    f"  torchrun --nnodes=$SKYPILOT_NUM_NODES --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE {' '.join(PROGRAM)}\n",
+    "dstack.yml": "type: task\nnodes: 2\nenv: [TP=4, WANDB_API_KEY]\nresources: {gpu: 'H100:8'}\ncommands:\n"
+    f"  - pip install torch\n  - {_LINE.replace('size=4', 'size=$TP')}\n",
+    "azure.yml": "command: >-\n  python "
+    + "\n  ".join(PROGRAM)
+    + "\n  --save ${{outputs.here}}\ninputs: {lr: 1}\nenvironment: azureml:a@latest\ncompute: azureml:b\n"
+    "distribution: {type: pytorch, process_count_per_instance: 8}\nresources: {instance_count: 2}\n",
+}
