@@ -12,7 +12,9 @@ pytest.importorskip("playwright", reason="browsers are driven by playwright")
 from playwright.sync_api import Browser, Page
 
 from shardwright.learn.idea_pages import IDEAS, OTHERS, IdeaPage
+from shardwright.learn.page_search import section_index, sections_with
 from shardwright.learn.playable_figures import PLAYABLE
+from support.asked_pages import ASKED
 from support.browser import NEEDS_CHROMIUM, started_chromium, watched_page
 from support.learn_pages import pictures
 from support.site_in_browser import QuietFiles, opened, operate, options, served
@@ -170,6 +172,35 @@ def test_words_are_searched_for(
         links = page.locator(".md-search-result__link").evaluate_all("all => all.map((one) => one.href)")
         assert any(link.startswith(address + target) for link in links)
         assert all(link.startswith(f"{address}zh/") == name.startswith("zh/") for link in links)
+
+
+# The answers of the search's worker to questions, each as the addresses of its results, the best first.
+ANSWERS = """async ([folder, questions]) => {
+    const worker = new Worker("play/search_worker.js");
+    const said = (message) => new Promise((done) => {
+        worker.onmessage = ({ data }) => done(data);
+        worker.postMessage(message);
+    });
+    await said({ type: 0, data: await (await fetch(`${folder}search/search_index.json`)).json() });
+    const answers = [];
+    for (const question of questions) answers.push((await said({ type: 2, data: question })).data.items);
+    worker.terminate();
+    return answers.map((items) => items.flat().filter(({ score }) => score)
+        .sort((one, other) => other.score - one.score).map(({ title }) => title));
+}"""
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_site_and_the_terminal_rank_alike(browser: Browser, site: Path, language: str) -> None:
+    asked = [words for words, _, _ in ASKED if words.isascii() == (language == "en")]
+    asked += [section.heading for section in section_index(language)[0]]
+    with served(site) as address, watched_page(browser, (address, "data:", "blob:")) as page:
+        page.goto(f"{address}index.html")
+        answers = page.evaluate(ANSWERS, ["" if language == "en" else "zh/", asked])
+    assert len(answers) > 150
+    for question, titles in zip(asked, answers, strict=True):
+        expected = [section.heading for section in sections_with(question, language)]
+        assert titles[: len(expected)] == expected, question
 
 
 # The smallest letters of each picture and of each playable figure of a page, in pixels of the window. A picture is read

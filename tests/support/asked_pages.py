@@ -1,0 +1,28 @@
+"""Questions as people type them, with the page that answers and how the heading of its section begins."""
+
+ASKED = [
+    ("how long does an all-reduce of the gradients of a 7B over 64 H100 take", "first-questions", "How long does an"),
+    ("why does activation memory grow with the sequence length", "first-questions", "Why does activation memory"),
+    ("can I train Llama 70B on 16 A100 40G", "first-questions", "Can I train a 70B"),
+    ("how much slower is 100 Gb Ethernet than InfiniBand", "first-questions", "How long does an all-reduce"),
+    ("what MFU is good and how do I compute it", "first-questions", "What are MFU"),
+    ("why should tp stay inside a node", "first-questions", "How many bytes does tensor"),
+    ("what should my loss scale be", "first-questions", "Which loss scale"),
+    ("how often to checkpoint on 1,024 GPUs", "failures", "Checkpoints"),
+    ("how large is a checkpoint of a 70B", "failures", "Checkpoints"),
+    ("torus or fat tree", "networks", "Links"),
+    ("what is DualPipe", "pipelines", "Smaller bubbles"),
+    ("what is HFU", "first-questions", "What are MFU and HFU"),
+    ("1F1B 和 GPipe 的显存区别", "questions", "同样条件下，1F1B 比 GPipe"),
+    ("梯度累积会不会多占显存", "first-questions", "梯度累积"),
+    ("EP 64 每层要传多少数据", "first-questions", "MoE 的 all-to-all"),
+    ("为什么 ZeRO-1 几乎不花代价", "first-questions", "为什么 ZeRO-1"),
+    ("训练 13B 用一万亿 token 要多少卡时", "first-questions", "要训练多久"),
+    ("张量并行为什么不跨机", "questions", "为什么张量并行一般不跨节点"),
+    ("重计算要多花多少时间", "recomputation", ""),
+    ("一万张卡多久坏一次", "questions", "单卡平均十万小时"),
+    ("GQA 的 KV 头不够分怎么办", "questions", "GQA 只有 4 个"),
+    ("NVLink 和 PCIe 差多少", "networks", "互联"),
+    ("零气泡怎么做到的", "questions", "零气泡调度"),
+    ("ring all-reduce 每张卡发送多少", "questions", "4 张卡用 ring"),
+]
