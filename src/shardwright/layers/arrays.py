@@ -63,6 +63,12 @@ def picked(record: Record, index: Any) -> Record:
     return replace(record, **{f.name: getattr(record, f.name)[index] for f in fields(record)})
 
 
+def entries(record: Record) -> list[Record]:
+    """A dataclass of arrays of one length, as a dataclass of floats for each entry."""
+    columns = [np.asarray(getattr(record, f.name), float).tolist() for f in fields(record)]
+    return [type(record)(*values) for values in zip(*columns, strict=True)]
+
+
 def only(record: Record) -> Record:
     """A dataclass of arrays with one entry, as a dataclass of floats."""
     return replace(record, **{f.name: float(getattr(record, f.name)[0]) for f in fields(record)})

@@ -22,7 +22,7 @@ from shardwright.cost.calibration import Constants, device_constant, device_of, 
 from shardwright.cost.communicators import rooms_bytes
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.cost.update_time import held_by_matrix, scratch_bytes
-from shardwright.layers.arrays import Array, Numbers, only, picked, stacked_rows
+from shardwright.layers.arrays import Array, Numbers, entries, only, picked, stacked_rows
 from shardwright.layers.chains import Chain, chains, kept_bytes, placeholder_elements, turn_bytes
 from shardwright.layers.embedding_head import logits, loss_bytes
 from shardwright.layers.layer_tensors import BLOCK
@@ -105,7 +105,7 @@ def rank_memory(run: Run, constants: Constants, memo: Memo | None = None) -> lis
     ranks = all_ranks(run.shape, grid)
     sizes = ranks.parameters(run.shape, grid)
     memory = _on_ranks(replace(run, grid=grid), constants, ranks, memo or Memo(), sizes=sizes)
-    return [only(picked(memory, rank)) for rank in range(int(grid.pp[0]))]
+    return entries(picked(memory, (slice(None), 0)))
 
 
 def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, sizes: tuple[Array, Array]) -> Memory:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.config.base import error_text
 from shardwright.cost.calibration import Constants
-from shardwright.layers.arrays import only, picked
+from shardwright.layers.arrays import entries
 from shardwright.layers.memo import Memo
 from shardwright.layers.query import Run, stacked
 from shardwright.memory.rank_estimate import Memory, peak_memory
@@ -43,6 +43,5 @@ def prices(runs: Sequence[Run], constants: Constants, memo: Memo | None = None) 
             else:
                 answers |= dict.fromkeys(places, error_text(error))
             continue
-        for entry, place in enumerate(places):
-            answers[place] = Price(only(picked(time, [entry])), only(picked(memory, [entry])))
+        answers |= zip(places, map(Price, entries(time), entries(memory)), strict=True)
     return [answers[place] for place in range(len(runs))]

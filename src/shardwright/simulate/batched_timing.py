@@ -294,7 +294,9 @@ class _Layout:
 
     def _is_of(self, kinds: Sequence[Kind]) -> Bools:
         """A mask of the parts that are of some kinds."""
-        mask: Bools = np.isin(self.part, [_NUMBER[kind] for kind in kinds])
+        is_of = np.zeros(len(_NUMBER), bool)
+        is_of[[_NUMBER[kind] for kind in kinds]] = True
+        mask: Bools = is_of[self.part]
         return mask
 
     def _waits(self) -> Ints:
@@ -334,10 +336,10 @@ class _Layout:
         rows[self.at] = part_rows
         paired = np.flatnonzero(self.kind == _PAIR)
         first_parts = np.searchsorted(self.at, paired)
-        pairs, which = np.unique(
-            np.column_stack([part_rows[first_parts], part_rows[first_parts + 1]]), axis=0, return_inverse=True
-        )
-        rows[paired] = (_STEP + 1) * num_stages + which.reshape(-1)
+        span = int(part_rows.max()) + 1
+        codes, which = np.unique(part_rows[first_parts] * span + part_rows[first_parts + 1], return_inverse=True)
+        rows[paired] = (_STEP + 1) * num_stages + which
+        pairs = np.column_stack(np.divmod(codes, span))
         return rows, pairs
 
 

@@ -10,7 +10,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.kept_results import kept_by_identity
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
-from shardwright.layers.arrays import only, picked
+from shardwright.layers.arrays import entries
 from shardwright.layers.memo import Memo
 from shardwright.simulate.batch_pricing import batches
 from shardwright.simulate.closed_form import StepTime, step_time_and_spare
@@ -84,9 +84,8 @@ class StepTimes:
             return
         for run, places in batches([run_of(job) for _, job in new_jobs]):
             time, spare_s = step_time_and_spare(run, self._constants, self._memo)
-            spare_of_each = np.broadcast_to(spare_s, len(places)).tolist()
-            for entry, place in enumerate(places):
-                self._closed[new_jobs[place][0]] = only(picked(time, [entry])), spare_of_each[entry]
+            steps = zip(entries(time), np.broadcast_to(spare_s, len(places)).tolist(), strict=True)
+            self._closed |= zip((new_jobs[place][0] for place in places), steps, strict=True)
 
     def closed(self, job: JobSpec) -> tuple[StepTime, float]:
         """The step by closed forms, and the most seconds that another layout could save."""
