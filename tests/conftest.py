@@ -32,6 +32,9 @@ _STARTS = re.compile(
     rf"^(?:from|import) (?:subprocess|{'|'.join(map(re.escape, _STARTING))})\b(?! import [A-Z_, ]+$)", re.MULTILINE
 )
 
+# And that all tests of a module compute for long.
+_ALL_MARKED = {"processes": _STARTS, "long": re.compile(r"^pytestmark = \[?pytest\.mark\.long\b", re.MULTILINE)}
+
 # Machines that run tests are busy: how long one example takes says nothing. Of the examples of a property that names
 # no number of its own, half are drawn in `make test`.
 settings.register_profile("all cases", deadline=None, max_examples=100)
@@ -99,10 +102,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Do not even import modules of which no test is wanted: half the time to collect `make test-fast`."""
-    wants_all = "not processes" not in str(config.getoption("-m"))
-    if wants_all or not (collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
+    unwanted = [mark for name, mark in _ALL_MARKED.items() if f"not {name}" in str(config.getoption("-m"))]
+    if not unwanted or not (collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
         return None
-    return True if _STARTS.search(collection_path.read_text(encoding="utf-8")) else None
+    text = collection_path.read_text(encoding="utf-8")
+    return True if any(mark.search(text) for mark in unwanted) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

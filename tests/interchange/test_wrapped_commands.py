@@ -51,6 +51,8 @@ def test_what_a_manifest_leaves_open_is_asked_for(tmp_path: Path) -> None:
         "apiVersion: v1\nkind: Service\nspec: {ports: [{port: 1}]}\n",
         "type: service\ncommands: []\n",
         "resources: {accelerators: 'H100:8'}\nrun: [1]\n",
+        "resources: 3\nnum_nodes: [2]\nenvs: 5\nrun: 7\n",
+        "apiVersion: v1\nkind: Pod\nspec: {containers: [{command: {}, env: 4, resources: 5}]}\n",
     ],
 )
 def test_a_manifest_without_a_command_is_a_fault_with_its_kind(text: str) -> None:
@@ -224,4 +226,6 @@ def test_a_file_of_many_comments_is_read_in_a_time_that_grows_no_faster_than_it(
     assert read(tmp_path, "job.yaml", "#\n\n   \n---\n" * 5000 + WRAPPED["volcano.yaml"]).job.plan.tp == 4
     with pytest.raises(PlanError, match="no system is known"):
         system_name_of("a.yaml", "# x\n\n" * 20_000 + "a: 1\n")
+    with pytest.raises(PlanError, match="no system is known"):
+        system_name_of("a.py", "from transformers import (a\n" * 4000)
     assert time.process_time() - begin < 20

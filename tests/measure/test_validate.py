@@ -27,6 +27,7 @@ from shardwright.cost.communicators import process_bytes
 from shardwright.cost.prediction_range import FACTS
 from shardwright.layers.query import Run
 from shardwright.measure.cluster_fit import fit_cluster
+from shardwright.measure.fit_scores import fit_scores
 from shardwright.measure.measured_runs.run_table import TableLine
 from shardwright.measure.measured_runs.runs import Measured, measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weights_of
@@ -421,12 +422,26 @@ def test_stated_parameters_tell_whether_a_table_is_tied() -> None:
     assert not run_of(row | {"params_b": ""}).shape.tied
 
 
+@pytest.mark.parametrize(
+    ("change", "is_apart"),
+    [({}, True), ({"attention": "flash1"}, True), ({"attention": "fused-softmax"}, False), ({"mbs": "2"}, False),
+     ({"gpus": "16", "gbs": "16"}, False), ({"recompute": "full"}, False), ({"gpu": "H100"}, False)],
+)  # fmt: skip
+def test_a_plan_that_ran_out_beside_one_that_needs_as_much(change: dict[str, str], is_apart: bool) -> None:
+    """A larger batch has more microbatches, and is another run."""
+    row = TODAY | {"software": "megatron-lm@2023-08", "attention": "flash2"}
+    lines = [TableLine(2, row), TableLine(3, row | {"id": "mine-2"} | change)]
+    ran, failed = predict([measured(line) for line in lines], shipped())
+    assert (fit_scores([ran], [failed])["contradicted"] == {"mine-2": "mine-1"}) is is_apart
+
+
 def test_plans_that_ran_out_of_memory_may_stand_among_others(tmp_path: Path) -> None:
     rows = [TODAY | {"id": "a-1", "oom": "no"}, TODAY | {"id": "a-2", "oom": "yes", "step_time_s": ""}]
     (tmp_path / "t.csv").write_text("\n".join(",".join(line) for line in (rows[0], *(row.values() for row in rows))))
     fit = validate_table(tmp_path / "t.csv", None)["fit"]
     assert (fit["ran"], fit["ran_out"], fit["which"]["false_fits"]) == (1, 1, ["a-2"])
     assert fit["by_family"] == {"a": {"false_fits": 1, "ran_out": 1, "false_misfits": 0, "ran": 1}}
+    assert fit["contradicted"] == {"a-2": "a-1"}
     assert fit["by_chance"] == {
         name: {"plans": 2 * (name == "high"), "ran": name == "high"} for name in fit["by_chance"]
     }

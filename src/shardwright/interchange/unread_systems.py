@@ -99,7 +99,7 @@ UNREAD_SYSTEMS = (
     _system("Unsloth", imports=(_IMPORT + r"unsloth\b",)),
     _system(
         say("transformers' Trainer in Python (the script that starts it is, with its options)"),
-        imports=(r"^[ \t]*from (?:trl|transformers) import[ \t]+(?:\([^)]*|[^\n(]*)\b\w*Trainer\b",),
+        imports=(r"^[ \t]*from (?:trl|transformers) import[ \t]+(?:\([^)]{0,2000}|[^\n(]{0,2000})\b\w*Trainer\b",),
     ),
     _system(
         say("Modal or Ray in Python (the command or the configuration that it starts is)"),

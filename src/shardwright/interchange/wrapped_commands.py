@@ -126,8 +126,9 @@ def _values(listed: Any) -> dict[str, str]:
     """Variables: a mapping, or a list of NAME=VALUE or of names with values."""
     if isinstance(listed, Mapping):
         return {str(name): str(value) for name, value in listed.items() if value is not None}
-    pairs = [item.partition("=")[::2] for item in listed or () if isinstance(item, str) and "=" in item]
-    named = [item for item in listed or () if isinstance(item, Mapping) and {"name", "value"} <= item.keys()]
+    items = listed if isinstance(listed, list) else []
+    pairs = [item.partition("=")[::2] for item in items if isinstance(item, str) and "=" in item]
+    named = [item for item in items if isinstance(item, Mapping) and {"name", "value"} <= item.keys()]
     return dict(pairs) | {str(item["name"]): str(item["value"]) for item in named}
 
 

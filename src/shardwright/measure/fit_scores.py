@@ -1,9 +1,14 @@
 """Scores of whether plans are said to fit, against plans that ran and plans that ran out of memory."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from shardwright.config.attention_kernels import ATTENTION_KERNELS
+from shardwright.config.software import SoftwareSpec, software_of
+
 if TYPE_CHECKING:
+    from shardwright.layers.query import Run
     from shardwright.measure.validate import Predicted
 
 _CHANCES = {"low": (0.0, 0.1), "open": (0.1, 0.9), "high": (0.9, 1.01)}  # that a plan fits: at least, and less than
@@ -34,7 +39,35 @@ def fit_scores(fitting_rows: "Iterable[Predicted]", oom_rows: "Iterable[Predicte
             for family in sorted({p.row.family for p in failing})
         },
         "which": {"false_fits": false_fits, "false_misfits": false_misfits},
+        "contradicted": _contradicted(fitting, failing),
     }
+
+
+def _contradicted(fitting: "Sequence[Predicted]", failing: "Sequence[Predicted]") -> dict[str, str]:
+    """Plans that ran out of memory and need no more than a plan that ran, each with that one: no account can have both
+    right. They have the same numbers, that which ran on as many replicas or fewer, and attention keeps no scores."""
+    results = {}
+    for p in failing:
+        twins = (q.row.id for q in fitting if _needs_as_much(q.row.run, p.row.run))
+        if twin := next(twins, ""):
+            results[p.row.id] = twin
+    return results
+
+
+def _needs_as_much(ran: "Run | None", failed: "Run | None") -> bool:
+    """True if a run that ran needs as much memory as one that ran out, by any account."""
+    if ran is None or failed is None or (ran.shape, ran.device) != (failed.shape, failed.device):
+        return False
+    is_alike = replace(ran.grid, dp=1) == replace(failed.grid, dp=1) and ran.grid.dp <= failed.grid.dp
+    return is_alike and (ran.software == failed.software or _but_attention(ran) == _but_attention(failed) is not None)
+
+
+def _but_attention(run: "Run") -> SoftwareSpec | None:
+    """The software of a run but for its name and its kernel of attention; None if that keeps scores."""
+    software = software_of(run.software)
+    if ATTENTION_KERNELS[software.attention].kept_score_bytes:
+        return None
+    return software.model_copy(update=dict.fromkeys(("name", "source", "like", "since", "attention"), ""))
 
 
 def _by_chance(fitting: "Sequence[Predicted]", failing: "Sequence[Predicted]") -> dict[str, dict[str, int]]:

@@ -9,6 +9,7 @@ contradict themselves count in none of them: they are listed with their faults a
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -290,12 +291,11 @@ def _unseen(runs: Path, headline: list[Predicted]) -> dict[str, dict[str, Any]]:
         tell_share(family, number / len(folds))
         rows, without = [p.row for p in headline if p.row.family == family], shipped() | dict(constants)
         alone = frozenset(name for name, having in families.items() if having == {family})
-        for scored, some in (
-            (left, rows),
-            (own, [measured(lines[row.line], alone) for row in rows]),
-            (blind, [_without_software(lines[row.line]) for row in rows]),
-        ):
-            scored += [replace(p, without=frozenset({family})) for p in predict(some, without)]
+        undescribed = [measured(lines[row.line], alone) for row in rows]
+        unnamed = [_without_software(lines[row.line]) for row in rows]
+        at_once = iter(predict([*rows, *undescribed, *unnamed], without))  # many of them are alike
+        for scored in (left, own, blind):
+            scored += [replace(p, without=frozenset({family})) for p in islice(at_once, len(rows))]
     if not left:
         return {"cross_validated": {}, "software_left_out": {}, "software_blind": {}}
     scores = {"cross_validated": left, "software_left_out": own, "software_blind": blind}

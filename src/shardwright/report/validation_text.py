@@ -208,7 +208,17 @@ def _fit_verdicts(fit: Mapping[str, Any]) -> list[str]:
     by_chance = say(
         "Plans by the chance that they fit, low under 10 % and high from 90 %: {chances}.", chances=each(chances)
     )
-    return [verdicts, *([by_family] if families else []), by_chance]
+    apart = fit["contradicted"]
+    num_false = fit["false_fits"] - sum(name in apart for name in fit["which"]["false_fits"])
+    contradicted = say(
+        "{number} of those that ran out need no more than a plan that ran, so no account has both right; of the other "
+        "{others} {false_fits} are said to fit{share}.",
+        number=len(apart),
+        others=fit["ran_out"] - len(apart),
+        false_fits=num_false,
+        share=_share(num_false, fit["ran_out"] - len(apart)),
+    )
+    return [verdicts, *([contradicted] if apart else []), *([by_family] if families else []), by_chance]
 
 
 def _share(count: int, total: int) -> str:
