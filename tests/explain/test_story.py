@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shardwright as sw
 from shardwright.api.explained import Explained
 from shardwright.cli.checked_job import load
 from shardwright.cli.main import cli
@@ -430,3 +431,13 @@ def test_more_exposed_seconds_than_a_collective_takes_are_explained(job: str, no
     text = " ".join(str(Explained(load_job(job, overrides))).split())
     assert ("by how much the predicted step is longer" in text) == bool(note)
     assert "gathers each layer for every microbatch" not in text
+
+
+def test_one_replica_sums_nothing_over_replicas() -> None:
+    """Sequence parallel leaves sums over tensor ranks, which hold different parts of a layer, and are told as that."""
+    told = str(
+        sw.load("tiny-llama", "plan.tp=2", "plan.sequence_parallel=true", devices=2, device="h100-sxm").explain()
+    )
+    told = " ".join(told.split())
+    assert "There is one replica. Each of 2 tensor ranks has only a part of the gradient of parameters" in told
+    assert "hold the same part of a layer and have seen different tokens" not in told

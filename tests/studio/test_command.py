@@ -76,3 +76,9 @@ def test_a_second_ctrl_c_ends_the_page_as_the_first_does() -> None:
     for _ in range(2):
         server.handle_exit(signal.SIGINT, None)
     assert (server.should_exit, server.force_exit, server._captured_signals) == (True, False, [])
+
+
+def test_models_and_devices_are_known_as_people_type_them() -> None:
+    exact = state_of("llama3-8b", "--devices", "8", "--device", "h100-sxm")
+    assert exact["device"] == "h100-sxm"
+    assert state_of("Llama 3 8B", "--devices", "8", "--device", "H100") == exact

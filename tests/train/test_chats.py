@@ -26,7 +26,7 @@ from shardwright.train.data.place import PlaceInData
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.data.prepared_tokens import TokenFiles
 from shardwright.train.data.row_faults import FaultError
-from shardwright.train.data.template_files import TemplateFiles, find_template
+from shardwright.train.data.template_files import TemplateFiles, find_template, template_path
 from shardwright.train.data.tokenizer import load_tokenizer
 
 # As Qwen writes them, and as templates that mark what is learned do.
@@ -34,7 +34,7 @@ CHATML = (
     "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
     "{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
 )
-OF_DOCS = (Path(__file__).parents[2] / "docs" / "chatml.jinja").read_text("utf-8")
+OF_DOCS = template_path("chatml").read_text("utf-8")
 MARKED = (
     "{{ bos_token }}{% for message in messages %}\n  {% if message.role == 'assistant' %}<|im_start|>assistant\n"
     "{% generation %}{{ message.content | trim }}<|im_end|>{% endgeneration %}\n"
@@ -214,7 +214,7 @@ def test_rows_that_are_no_chats(row: object, message: str) -> None:
 
 def prepared(path: Path, tmp_path: Path, sequence: int = 64, **fields: Any) -> TokenFiles:
     data = DataSpec(
-        path=str(path), chats=True, separate_documents=True, **({"validation_share": 0.0, "workers": 1} | fields)
+        path=str(path), separate_documents=True, **({"chats": True, "validation_share": 0.0, "workers": 1} | fields)
     )
     files = prepare_tokens(data, ModelSpec(sequence=sequence, vocab=320), 1, tmp_path / "cache")
     assert isinstance(files, TokenFiles)
@@ -338,8 +338,11 @@ def test_where_a_template_is_found(folder: Path, tmp_path: Path) -> None:
 
 def test_messages_without_a_template(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": TALK}))
-    with pytest.raises(PlanError, match=r"line 1 has messages, .* no chat template .* docs/chatml.jinja"):
+    with pytest.raises(PlanError, match=r"line 1 has messages, .* no chat template .* data.chat_template = \"chatml\""):
         prepared(tmp_path / "a.jsonl", tmp_path)
+    (tmp_path / "c.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
+    with pytest.raises(PlanError, match=r"with data.separate_documents = true, and data.chat_template = .chatml."):
+        prepared(tmp_path / "c.jsonl", tmp_path, chats=False)
     (tmp_path / "b.txt").write_text("a")
     with pytest.raises(PlanError, match=r"data.chats is true, and .*b.txt is no file of rows of messages but of text"):
         prepared(tmp_path / "b.txt", tmp_path)

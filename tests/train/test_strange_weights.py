@@ -155,6 +155,12 @@ def test_companions_are_not_read_through_links_out_of_the_folder(tmp_path: Path)
         companions(model)
 
 
+def test_the_template_that_comes_with_shardwright_goes_along() -> None:
+    (name, text), *others = text_companions(DataSpec(chats=True, chat_template="chatml")).items()
+    assert (name, others) == ("chat_template.jinja", [])
+    assert b"<|im_start|>assistant" in text
+
+
 def test_the_tokenizer_and_the_template_of_a_runs_data_go_along(tmp_path: Path) -> None:
     folder, template = tmp_path / "words", tmp_path / "chatml.jinja"
     folder.mkdir()

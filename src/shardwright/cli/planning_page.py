@@ -71,14 +71,19 @@ def _state_texts(job: str, overrides: tuple[str, ...], cluster: "AskedCluster") 
     fields. Raises PlanError."""
     from shardwright.api.asked_job import AskedJob
     from shardwright.config import catalog
+    from shardwright.config.asked_cluster import catalog_device
     from shardwright.studio.dropped_file import job_texts
     from shardwright.studio.page_state import PageState
 
     asked_job = AskedJob(job, overrides, cluster)
+    if asked_job.job_fields.is_model and job not in catalog.names("models"):
+        job = catalog.asked_model_name(job)  # as people write it: "Llama 3 70B"
     is_model = asked_job.job_fields.is_model and job in catalog.names("models")
     if not is_model and (asked_job.job_fields.is_model or job not in catalog.names("jobs")):
         return job_texts(asked_job.to_predict()[0])
     named = {name: str(value) for name, value in vars(cluster).items() if value}
+    if cluster.device:
+        named["device"] = catalog_device(cluster.device)
     plan = job_texts(asked_job.to_predict()[0]) if is_model else {}
     best = {key: text for key, text in plan.items() if key.startswith("plan.")}
     pairs = (override.partition("=") for override in overrides)

@@ -36,7 +36,7 @@ class AskedCluster:
                     "leave them out, or name another job"
                 )
             )
-        device = _catalog_name(self.device) or str(fields.get("device", "unknown"))
+        device = catalog_device(self.device) or str(fields.get("device", "unknown"))
         if self.memory_gib:
             device = _with_memory(device, self.memory_gib)
         kept = {key: value for key, value in fields.items() if key == "software"} if self.device else dict(fields)
@@ -84,7 +84,7 @@ def _positive(fields: dict[str, Any], name: str) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-def _catalog_name(device: str) -> str:
+def catalog_device(device: str) -> str:
     """The name of the catalog entry for a device; if there is none, the name itself, whose fault a check reports."""
     if not device or catalog.is_file(device):
         return device

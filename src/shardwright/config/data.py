@@ -76,7 +76,9 @@ class DataSpec(ReadSpec, SectionSpec):
         "none, or always.",
     )
     chat_template: str = Field(
-        "", description="Path of the Jinja template that chats are written with; empty means the tokenizer's."
+        "",
+        description="chatml, or the path of the Jinja template that chats are written with; empty means the "
+        "tokenizer's.",
     )
     today: DayOrNone = Field(
         "", description="Date that chat templates are told as today's, such as 2026-07-26; empty means none."

@@ -7,6 +7,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.phrase import fixed, say
 from shardwright.config.units import number_text, seconds_text
+from shardwright.explain.rank_collectives import Crossing
 from shardwright.explain.step_traffic import link_uses
 from shardwright.explain.story import Story
 from shardwright.memory.step_collectives import PieceKind
@@ -25,16 +26,10 @@ def update_chapter(story: Story) -> Iterator[Part]:
     crossings = [c for c in story.crossings if c.phase in ("gradients", "parameters")]
     if not crossings:
         yield paragraph(say("There is one replica: no gradient has to be summed with another's."))
-    elif all(c.axis == "ends" for c in crossings):
-        yield paragraph(
-            say("There is one replica."),
-            say(
-                "The table of embeddings lies on the first and the last stage, which both use it: its two gradients "
-                "are summed, {bytes} bytes in one {collective}.",
-                bytes=number_text(crossings[0].full_bytes),
-                collective=crossings[0].kind,
-            ),
-        )
+    elif {c.axis for c in crossings} <= {"ends", "tp"}:
+        yield paragraph(say("There is one replica."), *_sums_within(story, crossings))
+        if any(c.axis == "tp" for c in crossings):
+            yield _table_of_sums(crossings)
     else:
         yield paragraph(
             say(
@@ -50,11 +45,32 @@ def update_chapter(story: Story) -> Iterator[Part]:
             _expert_replicas(job),
             say("The account is the runtime's, exact in calls and bytes."),
         )
-        rows: list[list[str]] = [[say("what"), say("axis"), say("collective"), say("calls"), say("bytes in all")]]
-        rows += [[fixed(c.phase), c.axis, c.kind, number_text(c.calls), f"{c.full_bytes:,.0f}"] for c in crossings]
-        yield AlignedRows(rows, left=(0, 1, 2))
+        yield _table_of_sums(crossings)
     if story.step is not None:
         yield paragraph(*update_sentences(job, story.step.optimizer))
+
+
+def _sums_within(story: Story, crossings: list[Crossing]) -> Iterator[str]:
+    """The sums of gradients within a single replica: of the table of embeddings, and over the tensor ranks."""
+    if ends := [c for c in crossings if c.axis == "ends"]:
+        yield say(
+            "The table of embeddings lies on the first and the last stage, which both use it: its two gradients "
+            "are summed, {bytes} bytes in one {collective}.",
+            bytes=number_text(ends[0].full_bytes),
+            collective=ends[0].kind,
+        )
+    if any(c.axis == "tp" for c in crossings):
+        yield say(
+            "Each of {tp:,} tensor ranks has only a part of the gradient of parameters that they all hold whole, such "
+            "as those of norms: these parts are summed over tp.",
+            tp=story.job.plan.tp,
+        )
+
+
+def _table_of_sums(crossings: list[Crossing]) -> AlignedRows:
+    rows: list[list[str]] = [[say("what"), say("axis"), say("collective"), say("calls"), say("bytes in all")]]
+    rows += [[fixed(c.phase), c.axis, c.kind, number_text(c.calls), f"{c.full_bytes:,.0f}"] for c in crossings]
+    return AlignedRows(rows, left=(0, 1, 2))
 
 
 _REDUCTIONS = {

@@ -11,6 +11,7 @@ from shardwright.config.hugging_face.config_json import CONFIG
 from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_file
+from shardwright.train.data.template_files import template_path
 
 _TOKENIZER, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
 COMPANIONS = (
@@ -63,7 +64,7 @@ def text_companions(data: DataSpec) -> dict[str, bytes]:
     What is no longer there is left out: weights can be used without. Raises PlanError as `companions` does.
     """
     contents: dict[str, bytes] = {}
-    tokenizer, template = (Path(os.path.expanduser(name)) for name in (data.tokenizer, data.chat_template))
+    tokenizer, template = Path(os.path.expanduser(data.tokenizer)), template_path(data.chat_template)
     if data.tokenizer == "bytes":
         tokenizer = Path()
     else:

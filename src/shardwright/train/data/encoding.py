@@ -112,8 +112,8 @@ class HereEncoder:
                 raise EncodingError(
                     say(
                         "{where} has messages, and there is no chat template beside the tokenizer to write them "
-                        "with; name one in data.chat_template, such as docs/chatml.jinja (docs/data.md), or in "
-                        "data.tokenizer the folder of a tokenizer that has one",
+                        'with; set data.chat_template = "chatml", which Shardwright has, or to a template of yours, '
+                        "or data.tokenizer to the folder of a tokenizer that has one",
                         where=chat.where,
                     )
                 )

@@ -64,10 +64,16 @@ def one_of(names: Sequence[str], most_shown: int = 12) -> str:
         fields = both(tuple(map(repr, chats)))
         if len(chats) == 1:
             return say(
-                "it has {present}: {fields} is of chats, which data.chats = true reads", present=present, fields=fields
+                "it has {present}: {fields} is of chats, which data.chats = true reads, with data.separate_documents = "
+                'true, and data.chat_template = "chatml" where the tokenizer has no template',
+                present=present,
+                fields=fields,
             )
         return say(
-            "it has {present}: {fields} are of chats, which data.chats = true reads", present=present, fields=fields
+            "it has {present}: {fields} are of chats, which data.chats = true reads, with data.separate_documents = "
+            "true",
+            present=present,
+            fields=fields,
         )
     if {"instruction", "output"} <= {*names}:
         return say(

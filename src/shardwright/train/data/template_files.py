@@ -15,6 +15,7 @@ from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text, system_reason
 
 _TEMPLATE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
+_CHATML = "chatml"  # the template that comes with Shardwright, for models that have none
 _MOST_BYTES, _MOST_TEMPLATE_BYTES = 64 * MIB, MIB
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -40,7 +41,7 @@ def find_template(data: DataSpec, weights: str = "") -> TemplateFiles | None:
         configs = [(folder, read_config(folder)) for folder in folders]
         special = next((special_tokens(config) for _, config in configs if config), {})
         if data.chat_template:
-            path = Path(os.path.expanduser(data.chat_template))
+            path = template_path(data.chat_template)
             return TemplateFiles(read_text(path, _MOST_TEMPLATE_BYTES, "chat template"), path, special)
         for folder, config in configs:
             if (jinja_path := folder / _TEMPLATE).is_file():
@@ -57,6 +58,13 @@ def find_template(data: DataSpec, weights: str = "") -> TemplateFiles | None:
         )
         raise PlanError("data", [unreadable]) from None
     return None
+
+
+def template_path(chat_template: str) -> Path:
+    """The file of a data.chat_template that is not empty: that of Shardwright's own ChatML, or the one it names."""
+    if chat_template == _CHATML:
+        return Path(__file__).with_name("chatml.jinja")
+    return Path(os.path.expanduser(chat_template))
 
 
 def folders_beside(data: DataSpec, weights: str) -> Iterator[Path]:
