@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from operator import ge
 
-import numpy as np
-import numpy.typing as npt
-
 from shardwright.config.job import JobSpec
 from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.model_shape import shape_of
@@ -35,9 +32,6 @@ from shardwright.schedule.schedule import Program
 
 Counts = tuple[tuple[int, int], ...]  # (stage, microbatches), ascending
 Passes = frozenset[tuple[int, int]]  # (stage, microbatch)
-# By (stage in the backward, is it split): the microbatches in each stage that are kept, then those that are deferred,
-# then those of inputs, (moments, 3 x stages).
-Alive = Mapping[tuple[int | None, bool], npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -66,30 +60,11 @@ def moments(program: Program, rank: int) -> frozenset[Moment]:
     if not program.trains:
         return frozenset()
     stages = program.placement.stages_of(rank)
-
-    def moment(numbers: tuple[int, ...], in_backward: int | None, is_split: bool) -> Moment:
-        num = len(stages)
-        of_state = (numbers[start : start + num] for start in range(0, 3 * num, num))
-        kept, deferred, inputs = (
-            tuple((s, n) for s, n in zip(stages, counts, strict=True) if n) for counts in of_state
-        )
-        return Moment(kept, deferred, inputs, in_backward=in_backward, is_split=is_split)
-
-    return frozenset(
-        moment(numbers, *backward)
-        for backward, counts in _alive(program, rank).items()
-        for numbers in _highest(list(map(tuple, counts.tolist())))
-    )
-
-
-def _alive(program: Program, rank: int) -> Alive:
-    """The microbatches alive at each distinct moment of a rank's list."""
-    stages = program.placement.stages_of(rank)
-    return _alive_in(program.ranks[rank], stages, program.recomputed, program.split_backwards)
+    return _moments(program.ranks[rank], stages, program.recomputed, program.split_backwards)
 
 
 @lru_cache(maxsize=128)  # plans that differ only in sizes have the same lists
-def _alive_in(row: tuple[Action, ...], stages: tuple[int, ...], recomputed: Passes, split: Passes) -> Alive:
+def _moments(row: tuple[Action, ...], stages: tuple[int, ...], recomputed: Passes, split: Passes) -> frozenset[Moment]:
     index_of = {stage: index for index, stage in enumerate(stages)}
     kept, deferred, inputs = ([0] * len(stages) for _ in range(3))
     # Few of thousands of moments are distinct. Their counts, by (stage in the backward, is it split).
@@ -122,7 +97,17 @@ def _alive_in(row: tuple[Action, ...], stages: tuple[int, ...], recomputed: Pass
             elif part.kind is Kind.WEIGHT_GRAD:
                 deferred[index] -= 1
 
-    return {backward: np.array(list(counts)) for backward, counts in counts_of.items()}
+    def moment(numbers: tuple[int, ...], in_backward: int | None, is_split: bool) -> Moment:
+        num = len(stages)
+        of_state = (numbers[start : start + num] for start in range(0, 3 * num, num))
+        kept, deferred, inputs = (
+            tuple((s, n) for s, n in zip(stages, counts, strict=True) if n) for counts in of_state
+        )
+        return Moment(kept, deferred, inputs, in_backward=in_backward, is_split=is_split)
+
+    return frozenset(
+        moment(numbers, *backward) for backward, counts in counts_of.items() for numbers in _highest(counts)
+    )
 
 
 def _highest(counts: Collection[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -245,20 +230,8 @@ def job_stages(
 def activation_bytes(job: JobSpec, program: Program, rank: int, tp_index: int = 0) -> tuple[int, int]:
     """(peak of activations of a pipeline rank, by how much working memory raises it), in bytes. A budget must have been
     resolved before."""
-    policies, alive = layer_policies(job.plan, job.model.layers), _alive(program, rank)
+    policies, peak_moments = layer_policies(job.plan, job.model.layers), moments(program, rank)
     stages = job_stages(job, program, rank, policies, tp_index, works=True)
-    with_working = _peak_bytes(alive, stages)
-    kept = _peak_bytes(alive, {number: stage.without_work() for number, stage in stages.items()})
+    with_working, _ = peak(peak_moments, stages)
+    kept, _ = peak(peak_moments, {number: stage.without_work() for number, stage in stages.items()})
     return kept, with_working - kept
-
-
-def _peak_bytes(alive: Alive, stages: Mapping[int, StageMemory]) -> int:
-    """The bytes of `peak`, of all moments at once."""
-    held = list(stages.values())
-    kept, deferred = [stage.kept_bytes for stage in held], [stage.deferred_bytes for stage in held]
-    bytes_each = np.array([*kept, *deferred, *(stage.input_bytes for stage in held)])
-    most = {backward: int((counts @ bytes_each).max()) for backward, counts in alive.items()}
-    return max(
-        num_bytes + (0 if stage is None else stages[stage].backward_bytes(is_split))
-        for (stage, is_split), num_bytes in most.items()
-    )
