@@ -211,8 +211,8 @@ def _fit_verdicts(fit: Mapping[str, Any]) -> list[str]:
     apart = fit["contradicted"]
     num_false = fit["false_fits"] - sum(name in apart for name in fit["which"]["false_fits"])
     contradicted = say(
-        "{number} of those that ran out need no more than a plan that ran, so no account has both right; of the other "
-        "{others} {false_fits} are said to fit{share}.",
+        "{number} of those that ran out need no more than a plan that ran, so no account has both right; of the "
+        "{others} others {false_fits} are said to fit{share}.",
         number=len(apart),
         others=fit["ran_out"] - len(apart),
         false_fits=num_false,
