@@ -1,6 +1,7 @@
 """A plan with state in host memory is recommended only where it is surely faster than those without."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -54,21 +55,34 @@ def test_a_gain_within_the_errors_of_such_predictions_is_none(
     assert len(told) == (not is_hosted)
 
 
-def test_without_another_plan_that_with_state_on_the_host_is_taken(hosted: Advice, on_device: Advice) -> None:
-    assert surely_hosted(hosted, replace(on_device, plans=[])) is hosted
+def test_plans_that_are_no_faster_on_the_host_change_nothing(on_device: Advice) -> None:
+    assert surely_hosted(replace(on_device, plans=[]), on_device) is on_device
+    assert surely_hosted(on_device, on_device) is on_device
 
 
-def test_every_command_asks(job: JobSpec, hosted: Advice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search whose fastest plan keeps its state on the host goes on without such plans, unless they are asked for."""
+def test_where_nothing_fits_without_it_state_goes_to_the_host(job: JobSpec) -> None:
+    crowded = job.model_copy(update={"model": job.model.model_copy(update={"layers": 200})})
+    nowhere = constraints_of([*QUICK, "plan.offload_optimizer=0", "plan.offload_parameters=false"], [])
+    assert not plans_of(crowded, nowhere, shipped()).plans
+    assert plans_of(crowded, FREE, shipped()).plans[0].job.plan.offload_optimizer == 1
+
+
+def test_every_command_asks(job: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans without state on the host are searched first, and all only where those with it are surely faster, or where
+    they are asked for."""
     asked: list[Constraints] = []
     search = recommendation._plans_of
 
-    def first_hosted(job: JobSpec, constraints: Constraints, *rest: object) -> Advice:
+    def noted(job: JobSpec, constraints: Constraints, *rest: Any) -> Advice:
         asked.append(constraints)
-        return search(job, HOSTED if len(asked) == 1 else constraints, *rest)  # type: ignore[arg-type]
+        return search(job, constraints, *rest)
 
-    monkeypatch.setattr(recommendation, "_plans_of", first_hosted)
+    monkeypatch.setattr(recommendation, "_plans_of", noted)
     advice = plans_of(job, FREE, shipped())
-    assert len(asked) == 2 and advice.plans[0].job.plan.offload_optimizer == 0
+    assert len(asked) == 1 and advice.plans[0].job.plan.offload_optimizer == 0
     asked.clear()
-    assert plans_of(job, HOSTED, shipped()).plans[0].job.plan.offload_optimizer == 1 and len(asked) == 1
+    assert plans_of(job, HOSTED, shipped()).plans[0].job.plan.offload_optimizer == 1 and asked == [HOSTED]
+    asked.clear()
+    monkeypatch.setattr(recommendation, "surely_hosted", lambda hosted, on_device: plans_of(job, HOSTED, shipped()))
+    plans_of(job, FREE, shipped())
+    assert asked[-1] == FREE and len(asked) == 3

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
@@ -63,9 +64,14 @@ def plans_of(
     PlanError if no plan meets the deadline.
     """
     wanted = objective or Objective()
-    advice = _plans_of(job, constraints, constants, wanted, num_shown)
-    if advice.plans and wanted.name in _COUNTED and (on_device := _on_device(advice, constraints)):
-        advice = surely_hosted(advice, _plans_of(job, on_device, constants, wanted, num_shown))
+    on_device = _on_device(job, constraints) if wanted.name in _COUNTED else None
+    advice = _plans_of(job, on_device or constraints, constants, wanted, num_shown)
+    if on_device and advice.plans:
+        most_token_s = advice.plans[0].token_s if wanted.name == "time" else math.inf
+        hosted = best_plans(job, constraints, constants, wanted, num_shown=1, most_token_s=most_token_s)
+        advice = surely_hosted(hosted, advice)
+    if on_device and (not advice.plans or _is_hosted(advice.plans[0].job)):
+        advice = _plans_of(job, constraints, constants, wanted, num_shown)
     if not advice.plans:
         return advice
     token_s, devices = advice.plans[0].token_s, advice.job.cluster.num_devices
@@ -84,10 +90,14 @@ def _plans_of(
     return settled(advice, constraints, constants, num_shown=num_shown)
 
 
-def _on_device(advice: Advice, constraints: Constraints) -> Constraints | None:
-    """The constraints without plans that keep state in host memory, if the first plan does and need not."""
-    nowhere = {"offload_optimizer": 0.0, "offload_parameters": False}
-    if not (_is_hosted(advice.plans[0].job) and all(constraints.allows(*field) for field in nowhere.items())):
+def _on_device(job: JobSpec, constraints: Constraints) -> Constraints | None:
+    """The constraints without plans that keep state in host memory, if there may be such plans and others."""
+    searched, _ = within_known(job, constraints)
+    nowhere: dict[str, Any] = {"offload_optimizer": 0.0, "offload_parameters": False}
+    elsewhere: dict[str, Any] = {"offload_optimizer": 1.0, "offload_parameters": True}
+    if not all(searched.allows(*field) for field in nowhere.items()):
+        return None
+    if not any(searched.allows(*field) for field in elsewhere.items()):
         return None
     return replace(constraints, among={**constraints.among, **{name: (value,) for name, value in nowhere.items()}})
 
@@ -98,9 +108,10 @@ def _is_hosted(job: JobSpec) -> bool:
 
 
 def surely_hosted(hosted: Advice, on_device: Advice) -> Advice:
-    """The advice whose first plan keeps state in host memory; that without such plans, if both can't be told apart."""
-    if not on_device.plans:
-        return hosted
+    """The advice whose first plan keeps state in host memory; that without such plans, if both can't be told apart, or
+    if the first has no such plan."""
+    if not (hosted.plans and _is_hosted(hosted.plans[0].job)):
+        return on_device
     first, other = hosted.plans[0], on_device.plans[0]
     cost, other_cost = (_COUNTED[hosted.objective.name](plan) for plan in (first, other))
     confidence = fitted_spread().confidence(math.log(other_cost / cost), kinds_between(first.job, other.job))
@@ -115,10 +126,17 @@ def surely_hosted(hosted: Advice, on_device: Advice) -> Advice:
 
 
 def best_plans(
-    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int
+    job: JobSpec,
+    constraints: Constraints,
+    constants: Constants,
+    objective: Objective,
+    num_shown: int,
+    *,
+    most_token_s: float = math.inf,
 ) -> Advice:
-    """Search, and price the plans that the search returns. Their steps were simulated by the search."""
-    chosen_job, result = best(job, constraints, constants, objective, num_shown=num_shown)
+    """Search plans that take at most `most_token_s` seconds a token, and price those that the search returns. Their
+    steps were simulated by the search."""
+    chosen_job, result = best(job, constraints, constants, objective, num_shown=num_shown, most_token_s=most_token_s)
     plans = priced([plan.job for plan in result.candidates], constants, [plan.time for plan in result.candidates])
     plans = [replace(plan, even_s=simulated.even_s) for plan, simulated in zip(plans, result.candidates, strict=True)]
     plans.sort(key=attrgetter("token_s"))

@@ -84,17 +84,23 @@ class Objective:
 
 
 def best(
-    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int
+    job: JobSpec,
+    constraints: Constraints,
+    constants: Constants,
+    objective: Objective,
+    num_shown: int,
+    *,
+    most_token_s: float = math.inf,
 ) -> tuple[JobSpec, SearchResult]:
-    """The job on as many nodes as the objective takes, and the result of the search there. `check_in_time` then checks
-    the deadline.
+    """The job on as many nodes as the objective takes, and the result of the search there, of plans that take at most
+    `most_token_s` seconds a token. `check_in_time` then checks the deadline.
 
     Sizes are compared by their fastest plans, whose steps are simulated in full.
     """
     tried: dict[int, float] = {}
 
     def result_of(nodes: int, shown: int = 1) -> SearchResult:
-        return search(on_nodes(job, nodes), constraints, constants, shown)
+        return search(on_nodes(job, nodes), constraints, constants, shown, most_token_s=most_token_s)
 
     def token_s_on(nodes: int) -> float:
         if nodes not in tried:
