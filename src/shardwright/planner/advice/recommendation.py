@@ -32,7 +32,7 @@ from shardwright.planner.search.objectives import Objective, best, check_in_time
 from shardwright.planner.search.plan_price import fits, plan_room_bytes
 from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.sample import standing
-from shardwright.planner.search.search_progress import Phase, tell
+from shardwright.planner.search.search_progress import Phase, tell, untold
 from shardwright.planner.search.simpler_plans import simpler_plans
 
 # The confidence from which two plans are told apart. The order is right for 19 of 20 such pairs of published runs
@@ -68,7 +68,8 @@ def plans_of(
     advice = _plans_of(job, on_device or constraints, constants, wanted, num_shown)
     if on_device and advice.plans:
         most_token_s = advice.plans[0].token_s if wanted.name == "time" else math.inf
-        hosted = best_plans(job, constraints, constants, wanted, num_shown=1, most_token_s=most_token_s)
+        with untold():
+            hosted = best_plans(job, constraints, constants, wanted, num_shown=1, most_token_s=most_token_s)
         advice = surely_hosted(hosted, advice)
     if on_device and (not advice.plans or _is_hosted(advice.plans[0].job)):
         advice = _plans_of(job, constraints, constants, wanted, num_shown)

@@ -1,7 +1,8 @@
 """How far a search has come, and the best plan so far: records of `config/progress_records.py`."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 
 from shardwright.config.job import JobSpec
@@ -22,6 +23,20 @@ def tell(phase: Phase, share: float) -> None:
     """Record that a share of a phase is done."""
     words, begin, end = phase.value
     tell_share(words, begin + share * (end - begin))
+
+
+@contextmanager
+def untold() -> Iterator[None]:
+    """Record nothing of a search within it: one more, whose plans may not count."""
+
+    def none(_: logging.LogRecord) -> bool:
+        return False
+
+    LOGGER.addFilter(none)
+    try:
+        yield
+    finally:
+        LOGGER.removeFilter(none)
 
 
 def tell_best(job: Callable[[], JobSpec], token_s: float, *, may_not_fit: bool = False) -> None:
