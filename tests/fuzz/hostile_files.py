@@ -20,12 +20,16 @@ def _rows(name: str) -> tuple[dict[str, str], ...]:
         return tuple(csv.DictReader(file))
 
 
+# Columns that few tables have.
+_FURTHER = ("expert_tp", "attention", "software", "grads", "offload", "host")
+
+
 def table_case(random: Random) -> Case:
     """Rows of the published runs with cells, columns or bytes that are wrong."""
     rows = [dict(row) for row in random.sample(_rows(random.choice(["runs.csv", "others.csv", "oom.csv"])), k=3)]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     for _ in range(random.choice([0, 1, 1, 2, 3])):
-        row, name = random.choice(rows), random.choice([*columns, "expert_tp", "attention", "software", "grads"])
+        row, name = random.choice(rows), random.choice([*columns, *_FURTHER])
         columns = columns if name in columns else [*columns, name]
         old = row.get(name) or ""
         number = float(old) if old.replace(".", "", 1).isdigit() else None

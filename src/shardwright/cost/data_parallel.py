@@ -194,7 +194,7 @@ class DataParallel:
     def accumulated_s(self) -> Numbers:
         """Seconds of copies of gradients that add up in host memory, of the rank that holds most."""
         grid = self.run.grid
-        if not np.any(grid.offload_optimizer):
+        if not (self.software.host.copied[1] and np.any(grid.offload_optimizer)):
             return 0.0
         elements = np.max(self._updated().total, axis=0) * grid.offload_optimizer
         return accumulated_s(self.software, grid, known_host(self.run, self.rates), elements)

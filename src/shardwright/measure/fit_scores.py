@@ -1,5 +1,6 @@
 """Scores of whether plans are said to fit, against plans that ran and plans that ran out of memory."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -48,19 +49,27 @@ def fit_scores(fitting_rows: "Iterable[Predicted]", oom_rows: "Iterable[Predicte
 def _contradicted(fitting: "Sequence[Predicted]", failing: "Sequence[Predicted]") -> dict[str, str]:
     """Plans that ran out of memory and need no more than a plan that ran, each with that one: no account can have both
     right. They have the same numbers, that which ran on as many replicas or fewer, and attention keeps no scores."""
-    results = {}
+    ran_by_numbers = defaultdict[Any, list[tuple[str, "Run"]]](list)
+    for p in fitting:
+        if p.row.run is not None:
+            ran_by_numbers[_numbers(p.row.run)].append((p.row.id, p.row.run))
+    results = dict[str, str]()
     for p in failing:
-        twins = (q.row.id for q in fitting if _needs_as_much(q.row.run, p.row.run))
-        if twin := next(twins, ""):
-            results[p.row.id] = twin
+        if (failed := p.row.run) is not None:
+            known = ran_by_numbers.get(_numbers(failed), [])
+            if twin := next((name for name, ran in known if _needs_as_much(ran, failed)), ""):
+                results[p.row.id] = twin
     return results
 
 
-def _needs_as_much(ran: "Run | None", failed: "Run | None") -> bool:
-    """True if a run that ran needs as much memory as one that ran out, by any account."""
-    if ran is None or failed is None or (ran.shape, ran.device) != (failed.shape, failed.device):
-        return False
-    is_alike = replace(ran.grid, dp=1) == replace(failed.grid, dp=1) and ran.grid.dp <= failed.grid.dp
+def _numbers(run: "Run") -> Any:
+    """The model, the device and the plan of a run, whatever its number of replicas."""
+    return run.shape, run.device, replace(run.grid, dp=1)
+
+
+def _needs_as_much(ran: "Run", failed: "Run") -> bool:
+    """True if a run that ran needs as much memory as one of the same numbers that ran out, by any account."""
+    is_alike = ran.grid.dp <= failed.grid.dp
     return is_alike and (ran.software == failed.software or _but_attention(ran) == _but_attention(failed) is not None)
 
 

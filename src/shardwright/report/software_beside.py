@@ -32,7 +32,7 @@ def software_beside(plans: Sequence[PricedPlan]) -> Part | None:
     jobs = [plan.job for plan in plans]
     lacking = {name: [missing_features(software_of(name), job) for job in jobs] for name in usual_software()}
     heading = [say("step as"), *(say("plan {number}", number=place) for place, _ in enumerate(plans, 1))]
-    rows = [[name, *_steps(jobs, name)] for name, missing in lacking.items() if not all(missing)]
+    rows = [[name, *_steps(jobs, name, missing)] for name, missing in lacking.items() if not all(missing)]
     sentences = [_has_none(name, missing) for name, missing in lacking.items() if all(missing)]
     return Lines([*([AlignedRows([heading, *rows])] if rows else []), *map(paragraph, sentences)])
 
@@ -45,13 +45,13 @@ def _has_none(name: str, missing: Sequence[Sequence[str]]) -> str:
     return say("{software} has none of these plans: it lacks something of each.", software=name)
 
 
-def _steps(jobs: Sequence[JobSpec], name: str) -> list[str]:
-    """The steps of jobs as one software runs them, in words."""
-    software, memo = software_of(name), Memo()
+def _steps(jobs: Sequence[JobSpec], name: str, missing: Sequence[Sequence[str]]) -> list[str]:
+    """The steps of jobs as one software runs them, in words; `missing` has what it lacks of each."""
+    memo = Memo()
     with_it = [
         job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": name})})
-        for job in jobs
-        if not missing_features(software, job)
+        for job, lacking in zip(jobs, missing, strict=True)
+        if not lacking
     ]
     words: dict[str, str] = {job.plan.model_dump_json(): _UNPRICED for job in with_it}
     priced = [

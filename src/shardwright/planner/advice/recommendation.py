@@ -43,13 +43,8 @@ CONSIDERED = 10
 _AS_LONG = 5e-4  # a share of a step: plans that differ by less take as long, and the simpler one is recommended
 _MOST_MOVES = 8  # from the first plan to a faster adjacent one
 _TRIES = 4  # simpler plans that are simulated, at most
-# What an objective counts of a plan, where it is known what plans with state in host memory are compared by.
-_COUNTED: dict[str, Callable[[PricedPlan], float]] = {
-    "time": attrgetter("token_s"),
-    "goodput": attrgetter("token_s"),
-    "cost": lambda plan: plan.token_s * plan.job.cluster.num_devices,
-    "energy": lambda plan: plan.token_s * plan.job.cluster.num_devices,
-}
+# Objectives by which plans with state in host memory are compared with others; true if the devices of a plan count.
+_PER_DEVICE = {"time": False, "goodput": False, "cost": True, "energy": True}
 
 
 def plans_of(
@@ -64,12 +59,20 @@ def plans_of(
     PlanError if no plan meets the deadline.
     """
     wanted = objective or Objective()
-    on_device = _on_device(job, constraints) if wanted.name in _COUNTED else None
+    on_device = _on_device(job, constraints) if wanted.name in _PER_DEVICE else None
     advice = _plans_of(job, on_device or constraints, constants, wanted, num_shown)
     if on_device and advice.plans:
-        most_token_s = advice.plans[0].token_s if wanted.name == "time" else math.inf
+        first = advice.plans[0]
+        most = first.token_s * _weight(wanted, first.job)
         with untold():
-            hosted = best_plans(job, constraints, constants, wanted, num_shown=1, most_token_s=most_token_s)
+            hosted = best_plans(
+                job,
+                constraints,
+                constants,
+                wanted,
+                num_shown=1,
+                most_token_s=lambda sized: most / _weight(wanted, sized),
+            )
         advice = surely_hosted(hosted, advice)
     if on_device and (not advice.plans or _is_hosted(advice.plans[0].job)):
         advice = _plans_of(job, constraints, constants, wanted, num_shown)
@@ -103,6 +106,11 @@ def _on_device(job: JobSpec, constraints: Constraints) -> Constraints | None:
     return replace(constraints, among={**constraints.among, **{name: (value,) for name, value in nowhere.items()}})
 
 
+def _weight(objective: Objective, job: JobSpec) -> int:
+    """How often an objective counts a second of a job's step: once, or once for each device."""
+    return job.cluster.num_devices if _PER_DEVICE[objective.name] else 1
+
+
 def _is_hosted(job: JobSpec) -> bool:
     """True if the job's plan keeps optimizer state or parameters in host memory."""
     return job.plan.offload_optimizer > 0 or job.plan.offload_parameters
@@ -114,7 +122,7 @@ def surely_hosted(hosted: Advice, on_device: Advice) -> Advice:
     if not (hosted.plans and _is_hosted(hosted.plans[0].job)):
         return on_device
     first, other = hosted.plans[0], on_device.plans[0]
-    cost, other_cost = (_COUNTED[hosted.objective.name](plan) for plan in (first, other))
+    cost, other_cost = (plan.token_s * _weight(hosted.objective, plan.job) for plan in (first, other))
     confidence = fitted_spread().confidence(math.log(other_cost / cost), kinds_between(first.job, other.job))
     if confidence >= TOLD_APART:
         return hosted
@@ -133,10 +141,10 @@ def best_plans(
     objective: Objective,
     num_shown: int,
     *,
-    most_token_s: float = math.inf,
+    most_token_s: Callable[[JobSpec], float] = lambda _: math.inf,
 ) -> Advice:
-    """Search plans that take at most `most_token_s` seconds a token, and price those that the search returns. Their
-    steps were simulated by the search."""
+    """Search plans that take at most `most_token_s` seconds a token, by the job on its nodes, and price those that the
+    search returns. Their steps were simulated by the search."""
     chosen_job, result = best(job, constraints, constants, objective, num_shown=num_shown, most_token_s=most_token_s)
     plans = priced([plan.job for plan in result.candidates], constants, [plan.time for plan in result.candidates])
     plans = [replace(plan, even_s=simulated.even_s) for plan, simulated in zip(plans, result.candidates, strict=True)]

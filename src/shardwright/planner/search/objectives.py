@@ -90,17 +90,18 @@ def best(
     objective: Objective,
     num_shown: int,
     *,
-    most_token_s: float = math.inf,
+    most_token_s: Callable[[JobSpec], float] = lambda _: math.inf,
 ) -> tuple[JobSpec, SearchResult]:
     """The job on as many nodes as the objective takes, and the result of the search there, of plans that take at most
-    `most_token_s` seconds a token. `check_in_time` then checks the deadline.
+    `most_token_s` seconds a token, by the job on its nodes. `check_in_time` then checks the deadline.
 
     Sizes are compared by their fastest plans, whose steps are simulated in full.
     """
     tried: dict[int, float] = {}
 
     def result_of(nodes: int, shown: int = 1) -> SearchResult:
-        return search(on_nodes(job, nodes), constraints, constants, shown, most_token_s=most_token_s)
+        sized = on_nodes(job, nodes)
+        return search(sized, constraints, constants, shown, most_token_s=most_token_s(sized))
 
     def token_s_on(nodes: int) -> float:
         if nodes not in tried:
