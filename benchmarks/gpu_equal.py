@@ -37,12 +37,14 @@ _FLOAT32_LIMITS = {"loss": 1e-5, "gradient norm": 1e-5, "parameters": 1e-4}
 _ROUNDINGS, _BESIDE = 20, 8  # of a layer, forth and back, and of what lies before and behind the layers
 _FLOAT8_ERROR = 2.0**-4 / math.sqrt(3)  # e4m3: errors lie evenly between half a unit more and half a unit less
 _UNORDERED = "attention's backward: it adds to the gradients of queries by atomics"
+_EXACT = {"compute": "float32", "float8": "none", "gradients": "float32", "master": "float32"}
 _SMALL_GRADIENTS = 10  # of Adam: how much more steps differ than gradients, the root of a usual gradient over epsilon
 _FLOAT8_CASTS = 8  # of a layer: both operands of four products
 
 _DROPOUT = ("model.name=tiny-llama", "model.dropout=0.1")
 _GPT = ("model.name=tiny-gpt",)
 _LLAMA = ("model.name=tiny-llama",)
+_NF4 = ("model.ffn=384", 'model.adapter={rank=4, base="nf4", double_quantization=true}')
 _KINDS: dict[str, tuple[str, ...]] = {
     "llama": _LLAMA,
     "llama tied": (*_LLAMA, "model.tied_embeddings=true"),
@@ -58,6 +60,8 @@ _KINDS: dict[str, tuple[str, ...]] = {
         *_LLAMA, "model.window={size=40, full_every=2, chunked=true}", "model.no_rotary_every=2", "model.qk_norm='l2'",
         "model.temperature_tuning={scale=0.3, floor=16}",
     ),
+    "adapters": (*_LLAMA, "model.adapter.rank=4"),
+    "adapters over NF4": (*_LLAMA, *_NF4),
     "alibi": (*_GPT, "model.positions='alibi'"),
     "latent attention": ("model.name=tiny-deepseek", "model.moe={}"),
     "separate documents": (*_LLAMA, "data.separate_documents=true"),
@@ -92,6 +96,12 @@ _PLANS: dict[str, str] = {
 _NUMBERS: dict[str, tuple[str, ...]] = {
     "numbers, bf16": ("precision.compute=bf16",),
     "numbers, bf16 with gradients in bf16": ("precision.compute=bf16", "precision.gradients=compute"),
+    "numbers, bf16 without masters": (
+        "precision.compute=bf16",
+        "precision.gradients=compute",
+        "precision.master=none",
+    ),
+    "numbers, bf16 adapters over NF4": (*_LLAMA, "precision.compute=bf16", *_NF4),
     "numbers, fp16": ("precision.compute=fp16",),
     "numbers, bf16 experts": ("precision.compute=bf16", "model.name=tiny-mixtral"),
     **{
@@ -183,7 +193,7 @@ def referred_jobs() -> list[JobSpec]:
 
 def exactly(job: JobSpec) -> JobSpec:
     """The job in float32, as one rank without anything away or computed again."""
-    exact = job.precision.model_copy(update={"compute": "float32", "float8": "none", "gradients": "float32"})
+    exact = job.precision.model_copy(update=_EXACT)
     return job.as_one_rank().model_copy(update={"precision": exact})
 
 

@@ -26,17 +26,44 @@ MODELS: dict[str, tuple[str, ...]] = {
         "model.vocab=32000", "model.ffn=8192", "model.moe={experts=64, top_k=8, ffn=768, aux_loss=\"switch\"}",
     ),
 }  # fmt: skip
+# Models that a device's rates do not limit as much as the host and small shapes do, whole released ones, and adapters.
+MORE_MODELS: dict[str, tuple[str, ...]] = {
+    "512 wide": (
+        "model.layers=8",
+        "model.hidden=512",
+        "model.heads=8",
+        "model.kv_heads=8",
+        "model.ffn=1536",
+        "model.vocab=32000",
+    ),
+    "GPT-2": ("model.name=gpt2",),
+    "GPT-2 medium": ("model.name=gpt2-medium",),
+    "Qwen3 0.6B": ("model.name=qwen3-0.6b",),
+    "Llama 3.2 3B": ("model.name=llama3.2-3b",),
+    "Llama 3 8B, adapters": ("model.name=llama3-8b", "model.adapter.rank=16"),
+    "Llama 3 8B, adapters over NF4": (
+        "model.name=llama3-8b",
+        'model.adapter={rank=16, base="nf4", double_quantization=true}',
+    ),
+}
 TOKENS_OF_MICROBATCH = 16384  # at once, whatever the sequence
 
 
 def job_of(
-    bench: Bench, model: str, sequence: int, float8: str = "none", plan: str = "zero=1", microbatches: int = 1
-) -> JobSpec:
-    """A job in bf16 on one device; a quick one is of few layers and short sequences."""
-    tokens = 1024 if bench.is_quick else TOKENS_OF_MICROBATCH
+    bench: Bench, model: str, sequence: int, float8: str = "none", plan: str = "zero=1", microbatches: int = 1,
+    tokens: int = TOKENS_OF_MICROBATCH,
+) -> JobSpec:  # fmt: skip
+    """A job in bf16 on one device, with microbatches of so many tokens; a quick one is of few layers and short
+    sequences."""
+    tokens = 1024 if bench.is_quick else tokens
     sequence = min(sequence, tokens)
     size = tokens // sequence
-    fields = [*MODELS[model], f"model.sequence={sequence}", "precision.compute=bf16", f"precision.float8={float8}"]
+    fields = [
+        *(MODELS | MORE_MODELS)[model],
+        f"model.sequence={sequence}",
+        "precision.compute=bf16",
+        f"precision.float8={float8}",
+    ]
     fields += ["model.layers=2"] * bench.is_quick
     fields += [f"plan={{microbatch_size={size}, {plan}}}", f"batch.global_batch_size={size * microbatches}"]
     fields += ["cluster.nodes=1", "cluster.devices_per_node=1", "cluster.software=shardwright"]

@@ -30,9 +30,11 @@ _VARIANTS = {
     "parameters on the host": "zero=3, offload_parameters=true, offload_optimizer=0.25",
 }
 
+_MORE = ("Llama 3.2 3B", "Llama 3 8B, adapters", "Llama 3 8B, adapters over NF4")
+
 
 def cases(bench: Bench) -> list[Case]:
-    """The jobs of part mfu, and variants of the slice of 8B."""
+    """The jobs of part mfu, variants of the slice of 8B, and whole models."""
     return bench.fewer([(name, partial(_peak, bench, job)) for name, job in jobs(bench).items()])
 
 
@@ -42,6 +44,8 @@ def jobs(bench: Bench) -> dict[str, JobSpec]:
     asked["dense 1B; fp8 rowwise"] = ("dense 1B", "rowwise", _VARIANTS["as it is"])
     for name, plan in list(_VARIANTS.items())[1:]:
         asked[f"8B, 4 layers; {name}"] = ("8B, 4 layers", "none", plan)
+    for model in _MORE:
+        asked[f"{model}; bf16"] = (model, "none", _VARIANTS["as it is"])
     return {
         name: job_of(bench, model, 4096, float8, plan, microbatches=2) for name, (model, float8, plan) in asked.items()
     }

@@ -6,6 +6,7 @@ torch's profiler, told apart by their names; `idle` is the rest of that step, in
 """
 
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
@@ -24,6 +25,17 @@ from shardwright.train.train_step import train_step
 
 _WARM_UP, _STEPS = 2, 5
 _MICROBATCHES = 2  # of a step: the second adds to what the first made
+# Models beside those that every device runs first, by sequence and tokens of a microbatch.
+_MORE: tuple[tuple[str, int, int], ...] = (
+    ("512 wide", 1024, 4096),
+    ("512 wide", 1024, 16384),
+    ("GPT-2", 1024, 16384),
+    ("GPT-2 medium", 1024, 16384),
+    ("Qwen3 0.6B", 4096, 16384),
+    ("Llama 3.2 3B", 4096, 16384),
+    ("Llama 3 8B, adapters", 4096, 16384),
+    ("Llama 3 8B, adapters over NF4", 4096, 16384),
+)
 # Words in the names of kernels. The first kind that has one of them is it.
 _KINDS = {
     "attention": ("flash", "fmha", "attention", "cudnn_generated"),
@@ -34,19 +46,23 @@ _KINDS = {
 
 
 def cases(bench: Bench) -> list[Case]:
-    """Each model by sequence, in bf16 and with products in fp8."""
+    """Each model by sequence, in bf16 and with products in fp8; then more models, in bf16."""
     results: list[Case] = []
     for model in MODELS:
         for sequence in (4096, 8192):
             for float8 in ("none", "rowwise"):
                 if float8 == "none" or not model.startswith("experts"):  # fp8 has no experts yet
                     name = f"{model}; {sequence} tokens, {'bf16' if float8 == 'none' else f'fp8 {float8}'}"
-                    results.append((name, partial(_trained, bench, model, sequence, float8)))
+                    job = partial(job_of, bench, model, sequence, float8, microbatches=_MICROBATCHES)
+                    results.append((name, partial(_trained, bench, job)))
+    for model, sequence, tokens in _MORE:
+        job = partial(job_of, bench, model, sequence, microbatches=_MICROBATCHES, tokens=tokens)
+        results.append((f"{model}; {sequence} tokens, {tokens} at once, bf16", partial(_trained, bench, job)))
     return bench.fewer(results)
 
 
-def _trained(bench: Bench, model: str, sequence: int, float8: str) -> Row:
-    job = job_of(bench, model, sequence, float8, microbatches=_MICROBATCHES)
+def _trained(bench: Bench, make_job: Callable[[], JobSpec]) -> Row:
+    job = make_job()
     row: Row = {"ok": None, "predicted": predicted(bench, job), "tokens_per_step": job.tokens_per_step}
     if bench.is_dry:
         DrySteps(job, 0, "cuda").run()
