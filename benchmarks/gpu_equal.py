@@ -49,6 +49,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "llama": _LLAMA,
     "llama tied": (*_LLAMA, "model.tied_embeddings=true"),
     "gpt": _GPT,
+    "gpt of 509 tokens": (*_GPT, "model.vocab=509"),
     "gemma-like": (*_LLAMA, "model.head_dim=32", "model.activation=gelu-tanh", "model.tied_embeddings=true"),
     "head norms": (*_LLAMA, "model.qk_norm='head'"),
     "norms of all heads, clipped": (*_LLAMA, "model.qk_norm='full'", "model.clip_qkv=1.0", "model.rotary_dim=8"),
@@ -103,6 +104,7 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
     ),
     "numbers, bf16 adapters over NF4": (*_LLAMA, "precision.compute=bf16", *_NF4),
     "numbers, fp16": ("precision.compute=fp16",),
+    "numbers, bf16 with 509 tokens": ("precision.compute=bf16", *_GPT, "model.vocab=509"),
     "numbers, bf16 experts": ("precision.compute=bf16", "model.name=tiny-mixtral"),
     **{
         f"fp8, {recipe}": ("precision.compute=bf16", f"precision.float8={recipe}")

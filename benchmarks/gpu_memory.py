@@ -30,7 +30,7 @@ _VARIANTS = {
     "parameters on the host": "zero=3, offload_parameters=true, offload_optimizer=0.25",
 }
 
-_MORE = ("Llama 3.2 3B", "Llama 3 8B, adapters", "Llama 3 8B, adapters over NF4")
+_MORE = ("GPT-2", "Llama 3.2 3B", "Llama 3 8B, adapters", "Llama 3 8B, adapters over NF4")
 
 
 def cases(bench: Bench) -> list[Case]:

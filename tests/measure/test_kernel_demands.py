@@ -188,7 +188,7 @@ PLANTS: list[tuple[str, str, Callable[[random.Random, Any], Any]]] = [
     ("aten::_grouped_mm", "self", of_another_number), ("aten::_grouped_mm", "mat2", off_its_load),
     ("aten::_grouped_mm", "offs", lambda rng, x: x.long()), ("aten::_grouped_mm", "self", lambda rng, x: x[:0]),
     ("aten::mm.dtype_out", "self", of_another_number), ("aten::addmm.dtype_out", "out", of_another_number),
-    ("aten::addmm.dtype_out", "mat2", of_another_number), ("aten::mm.dtype", "mat2", of_another_number),
+    ("aten::addmm.dtype_out", "mat2", of_another_number), ("aten::mm.dtype_out", "mat2", of_another_number),
     ("shardwright::rms_norm", "x", of_another_number), ("shardwright::rms_norm_backward", "inverse", of_another_number),
     ("shardwright::rms_norm_backward", "inverse", lambda rng, x: x[:1]),
 ]  # fmt: skip

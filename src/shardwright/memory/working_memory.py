@@ -44,7 +44,7 @@ from shardwright.memory.kept_tensors import (
     TensorBytes,
     Tensors,
 )
-from shardwright.sharding.block_sizes import loss_positions, num_loss_chunks, rows_at_once
+from shardwright.sharding.block_sizes import logit_columns, loss_positions, num_loss_chunks, rows_at_once
 from shardwright.sharding.score_blocks import SCORE_BYTES
 
 # Bytes of an element that is cast along tokens: widened, transposed, and in fp8 (float8_gradient.py).
@@ -206,7 +206,7 @@ class OperatorNeeds:
         norm before it."""
         share, plan = self.share, self.job.plan
         tokens = loss_positions(self.job) * plan.microbatch_size * (plan.tp if self.gathers else 1)
-        logits = tokens * rows
+        logits = tokens * logit_columns(rows, not self.job.runs_on_cpu)
         shared = self.whole * tokens // share.tensors.tokens * self.gathers
         inputs = shared * (1 + (num_loss_chunks(self.job) > 1))  # the next chunk's input is on its way
         weight = self._product(rows, share.tensors.shape.hidden)

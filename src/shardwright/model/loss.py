@@ -11,7 +11,8 @@ The tensors that its backward keeps are listed in memory/activations.py; their s
 (InnerEnds).
 
 Shape suffixes: s positions of this rank between the layers (under sequence parallel 1 / tp of those within a layer),
-B batch, H hidden, T tokens of a microbatch or of a chunk, V rows of the vocabulary on this rank.
+B batch, H hidden, T tokens of a microbatch or of a chunk, V rows of the vocabulary on this rank, W columns of the
+memory of their logits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from shardwright.parallel.comm.collectives import (
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, ProductInput, start_gather_again
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded
 from shardwright.precision.fused_operator import fused_operator
+from shardwright.sharding.block_sizes import logit_columns
 
 
 @dataclass(frozen=True)
@@ -244,20 +246,26 @@ def _chunks(x_sBH: Tensor, targets: Targets, sharding: LayerSharding) -> Iterato
 
 
 def _logits(x_TH: Tensor, weight_HV: Tensor, kind: str) -> Tensor:
-    """x W in float32, on a device of this `kind`. CUDA has a kernel that multiplies 16-bit numbers into float32."""
-    if kind == "cuda" and x_TH.dtype != torch.float32:
-        return torch.mm(x_TH, weight_HV, out_dtype=torch.float32)
-    return (x_TH @ weight_HV).float()
+    """x W in float32, on a device of this `kind`, in rows that begin at aligned addresses (logit_columns). CUDA has a
+    kernel that multiplies 16-bit numbers into float32."""
+    num_columns = weight_HV.shape[1]
+    if kind != "cuda":
+        return (x_TH @ weight_HV).float()
+    memory_TW = x_TH.new_empty(len(x_TH), logit_columns(num_columns, kind == "cuda"), dtype=torch.float32)
+    out_dtype = {"out_dtype": torch.float32} if x_TH.dtype != torch.float32 else {}
+    torch.mm(x_TH, weight_HV, **out_dtype, out=memory_TW[:, :num_columns])
+    return memory_TW
 
 
 @dataclass(frozen=True)
 class _Softmax:
-    """The softmax of a chunk's logits, float32. `logits_or_exps_TV` is the memory of the logits after
-    `exponential_sums`. `largest_T` is each token's largest logit and `totals_T` the sum of its exponentials, both over
-    all tp ranks. `elsewhere_T` masks the tokens whose target is a row of another rank. `loss` is the sum of the chunk's
-    losses."""
+    """The softmax of a chunk's logits, float32. `logits_or_exps_TW` is the memory of the logits after
+    `exponential_sums`, of which the first `num_rows` columns are rows of the vocabulary. `largest_T` is each token's
+    largest logit and `totals_T` the sum of its exponentials, both over all tp ranks. `elsewhere_T` masks the tokens
+    whose target is a row of another rank. `loss` is the sum of the chunk's losses."""
 
-    logits_or_exps_TV: Tensor
+    logits_or_exps_TW: Tensor
+    num_rows: int
     largest_T: Tensor
     totals_T: Tensor
     rows_T: Tensor
@@ -269,31 +277,36 @@ class _Softmax:
     @classmethod
     def of(cls, chunk: _Chunk, head: HeadWeights, tp: Axis, change: LogitChange) -> "_Softmax":
         """The softmax of the product with the head. All-reduces one max and one pair of sums for each token."""
-        logits_TV = _logits(chunk.x_TH, head.matrix_VH.t(), tp.kind)
+        num_rows = len(head.matrix_VH)
+        logits_TW = _logits(chunk.x_TH, head.matrix_VH.t(), tp.kind)
+        logits_TV = logits_TW[:, :num_rows]
         if head.bias_V is not None:
             logits_TV += head.bias_V
         change.change(logits_TV)
-        largest_T = all_reduce_max(logits_TV.amax(dim=-1), tp)
-        elsewhere_T = (chunk.rows_T < 0) | (chunk.rows_T >= logits_TV.shape[-1])
+        if logits_TW.shape[1] > num_rows:
+            logits_TW[:, num_rows:] = -torch.inf
+        largest_T = all_reduce_max(logits_TW.amax(dim=-1), tp)
+        elsewhere_T = (chunk.rows_T < 0) | (chunk.rows_T >= num_rows)
         rows_T = chunk.rows_T.masked_fill(elsewhere_T, 0)
         target_T = (logits_TV.gather(-1, rows_T[:, None]).squeeze(-1) - largest_T).masked_fill(elsewhere_T, 0.0)
         sums_T = torch.empty_like(largest_T)
-        exponential_sums(logits_TV, largest_T, change.cap > 0, sums_T)
+        exponential_sums(logits_TW, largest_T, change.cap > 0, sums_T)
         target_T, totals_T = all_reduce(torch.stack((target_T, sums_T)), tp)
         losses_T = totals_T.log() - target_T
         if chunk.skipped_T is not None:
             losses_T = losses_T.masked_fill(chunk.skipped_T, 0.0)
-        return cls(logits_TV, largest_T, totals_T, rows_T, elsewhere_T, chunk.skipped_T, change, loss=losses_T.sum())
+        its_rows = rows_T, elsewhere_T, chunk.skipped_T
+        return cls(logits_TW, num_rows, largest_T, totals_T, *its_rows, change, loss=losses_T.sum())
 
     def gradient(self, dloss: Tensor, dtype: torch.dtype) -> Tensor:
         """The gradient of the product with the head, [T, V]; `dloss` is the gradient of each token's loss. Overwrites
-        `logits_or_exps_TV`."""
+        `logits_or_exps_TW`."""
         dlosses_T = (dloss * self.change.scale).expand(len(self.rows_T))
         if self.skipped_T is not None:
             dlosses_T = dlosses_T.masked_fill(self.skipped_T, 0.0)
         dtargets_T = dlosses_T.masked_fill(self.elsewhere_T, 0.0)
-        memory_TV = self.logits_or_exps_TV
-        gradient_TV = memory_TV if dtype == memory_TV.dtype else torch.empty_like(memory_TV, dtype=dtype)
+        memory_TW = self.logits_or_exps_TW
+        gradient_TW = memory_TW if dtype == memory_TW.dtype else torch.empty_like(memory_TW, dtype=dtype)
         factors_T = dlosses_T / self.totals_T
-        softmax_gradient(memory_TV, self.largest_T, factors_T, self.rows_T, dtargets_T, self.change.cap, gradient_TV)
-        return gradient_TV
+        softmax_gradient(memory_TW, self.largest_T, factors_T, self.rows_T, dtargets_T, self.change.cap, gradient_TW)
+        return gradient_TW[:, : self.num_rows]
