@@ -265,8 +265,9 @@ def test_kinds_of_which_no_plan_fits_are_refuted_each_time() -> None:
     """A search asks again after what it has learned, and what it knows by then leaves a kind without a plan."""
     job, constraints = small_job("dense"), Constraints()
     rows, room = degrees(job, constraints), 1.0
-    kinds, _ = ranked_kinds(SearchScope(job, constraints, shipped(), rows, 3, room_bytes(job)))
-    plays = SimulatedPlans(job, constraints, shipped(), rows, room=room, memo=Memo())
+    scope = SearchScope(job, constraints, shipped(), rows, 3, room_bytes(job))
+    kinds, _ = ranked_kinds(scope)
+    plays = SimulatedPlans(replace(scope, room=room))
     for _ in range(2):
         assert plays.fastest(kinds, 3) == []
         assert plays.refuted

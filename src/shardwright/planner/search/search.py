@@ -41,6 +41,8 @@ def search(
     room: float | None = None,
     memo: Memo | None = None,
     most_token_s: float = math.inf,
+    *,
+    hosted_only: bool = False,
 ) -> SearchResult:
     """Find the fastest plans of `num_shown` kinds that fit in `room` bytes of a device; if it is None, those that fit
     surely or, if there are none, those that are expected to fit.
@@ -62,7 +64,15 @@ def search(
     memo = memo or Memo()
     for searched_room in rooms:
         scope = SearchScope(
-            job, constraints, constants, rows, num_shown, searched_room, memo, most_token_s=most_token_s
+            job,
+            constraints,
+            constants,
+            rows,
+            num_shown,
+            searched_room,
+            memo,
+            most_token_s=most_token_s,
+            hosted_only=hosted_only,
         )
         result = _result_of(scope)
         if result.candidates:
@@ -74,7 +84,7 @@ def _result_of(scope: SearchScope) -> SearchResult:
     """The fastest plans of a scope."""
     started = time.perf_counter()
     job, constants, num_shown = scope.job, scope.constants, scope.num_shown
-    simulated = SimulatedPlans(job, scope.constraints, constants, scope.rows, room=scope.room, memo=scope.memo)
+    simulated = SimulatedPlans(scope)
     with simulated.begun_early() as begin_early:
         kinds, tally = ranked_kinds(scope, lambda first_kinds: begin_early(first_kinds[:num_shown]))
     candidates = simulated.fastest(kinds, num_shown)
