@@ -273,12 +273,12 @@ def norm(c: Context, o: LayerOperator) -> Operator:
     """Layernorm or RMSNorm of the residual stream. In a parallel block the second norm takes what the first keeps."""
     n, s = c.sizes[o.takes], c.software
     forward, backward = c.norm
-    kept = 0.0 if o.name == "mlp norm" and o.takes is BLOCK.input else n * s.norm_kept
+    kept = n * (HALF if c.shape.layer_norm and s.layer_norm else s.norm_kept)
     return Operator(
         o,
         forward_bytes=n * forward,
         backward_bytes=n * backward,
-        kept=kept,
+        kept=0.0 if o.name == "mlp norm" and o.takes is BLOCK.input else kept,
         given=c.bytes_of(o.gives),
         needs_kept=True,
         keeps_input=True,
