@@ -23,6 +23,7 @@ from shardwright.planner.search.adjacent_plans import numbers_of_plan
 from shardwright.planner.search.branch_and_bound import ranked_kinds
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.empty_space import empty_space_faults, refuse_no_cluster
+from shardwright.planner.search.idle_zero import without_idle_zero
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import DEGREES, Column, kind_codes, select
 from shardwright.planner.search.plan_price import room_bytes, sure_room_bytes
@@ -100,7 +101,8 @@ def _result_of(scope: SearchScope) -> SearchResult:
         candidates = simulated.fastest(kinds, num_shown)
     tally.num_simulated = simulated.num_simulated
     tally.seconds = time.perf_counter() - started
-    return SearchResult(candidates, tally)
+    named = [without_idle_zero(plan, scope.constraints, constants) for plan in candidates]
+    return SearchResult(named, tally)
 
 
 def _unsearched(
