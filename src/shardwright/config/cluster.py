@@ -142,8 +142,8 @@ class DeviceSpec(Spec):
     )
     array_side: RanksOr0 = Field(
         0,
-        description="Rows of the systolic array that multiplies: attention, whose products go over the width of a "
-        "head, fills no more of it; 0: none limits it.",
+        description="Rows of the systolic array that multiplies: products of attention, which go over the width of a "
+        "head, fill no more of it; 0: none limits it.",
     )
     exponentials_t_per_s: KnownRate = Field(
         0.0,
