@@ -149,3 +149,24 @@ def test_a_model_that_drafts_for_another_is_refused(name: str) -> None:
     assert fields_of(keys)[1] == []
     (fault,) = fields_of(keys | {"architectures": [name]})[1]
     assert fault.startswith(f"architectures names {name}, which drafts tokens")
+
+
+def test_scripts_of_one_name_are_told_apart_by_their_folders() -> None:
+    first = ("source conf/model/small.sh", "source conf/run/small.sh", MEGATRON + '"${MODEL[@]}" $RUN')
+    others = {"x/conf/model/small.sh": "MODEL=(--num-layers 6)\n", "x/conf/run/small.sh": "RUN='--lr 3e-4'\n"}
+    job = job_read(script(*first) | others)[1].job
+    assert (job.model.layers, job.optimizer.learning_rate) == (6, 3e-4)
+
+
+def test_the_only_visible_device_of_a_program_without_a_launcher_is_taken() -> None:
+    answer = job_read(script("export CUDA_VISIBLE_DEVICES=3", f"python own.py {OPTIONS}") | MODEL)[1]
+    assert answer.job.plan.world == 1
+    assert any("the one of CUDA_VISIBLE_DEVICES" in note for note in answer.assumed)
+    several = script("export CUDA_VISIBLE_DEVICES=3,4", f"python own.py {OPTIONS}") | MODEL
+    assert any("how many GPUs" in fault for fault in faults(several))
+
+
+def test_bits_of_own_programs_are_read() -> None:
+    line = f"torchrun --nproc_per_node 2 lora.py {OPTIONS}--lora_r 8 --load_in_bits 4 --target_modules Wqkv"
+    adapter = job_read(script(line) | MODEL)[1].job.model.adapter
+    assert (adapter.base, adapter.targets) == ("nf4", ("query", "key", "value"))

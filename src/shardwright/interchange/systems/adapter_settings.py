@@ -86,6 +86,7 @@ _FOUR_BITS = (
     ("load_in_4bit", _TRUE),
     ("use_4bit_quantization", _TRUE),
     ("quantization_bit", ("4",)),
+    ("load_in_bits", ("4",)),
     ("bits", ("4",)),
 )
 # Beginnings of options, and the words of a switch that has no adapters.
