@@ -170,3 +170,12 @@ def test_bits_of_own_programs_are_read() -> None:
     line = f"torchrun --nproc_per_node 2 lora.py {OPTIONS}--lora_r 8 --load_in_bits 4 --target_modules Wqkv"
     adapter = job_read(script(line) | MODEL)[1].job.model.adapter
     assert (adapter.base, adapter.targets) == ("nf4", ("query", "key", "value"))
+
+
+def test_adapters_that_nothing_known_turns_on_are_refused_or_taken_as_the_user_says() -> None:
+    text = TRL["t.yaml"] + "lora_r: 8\nlora_alpha: 16\nlora_target_modules: [q_proj]\n"
+    (fault,) = faults({"t.yaml": text} | MODEL | {"z.yaml": "num_processes: 8\n"})
+    assert "--set lora_r=ignore" in fault
+    assert fault.endswith("to have such adapters: --set model.adapter.rank=8")
+    adapter = job_read({"t.yaml": text} | MODEL, "model.adapter.rank=8", devices=8)[1].job.model.adapter
+    assert (adapter.rank, adapter.alpha, adapter.targets) == (8, 16.0, ("query",))
