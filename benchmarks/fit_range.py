@@ -25,10 +25,9 @@ from math import exp, log
 import numpy as np
 from fit_costs import CATALOG, HERE, UNFITTED, generations_of, usable, weights_of, write
 
-from shardwright.config import catalog
 from shardwright.cost.calibration import device_of, left_out, left_out_generations, shipped
 from shardwright.cost.known_runs import KnownRuns, unlike
-from shardwright.cost.prediction_range import FACTS, range_width, share_of_experts, unsure_facts
+from shardwright.cost.prediction_range import FACTS, families_by_constant, range_width, share_of_experts, unsure_facts
 from shardwright.measure.measured_runs.row_facts import SOFTWARE_COLUMNS
 from shardwright.measure.measured_runs.run_table import read_lines
 from shardwright.measure.measured_runs.runs import Measured, measured
@@ -110,7 +109,7 @@ def _of_table(
 def _facts(row: Measured, price: "Price", view: View, known: tuple[KnownRuns, ...]) -> dict[str, float]:
     """The facts of a run that make its prediction less sure, each with its share."""
     knows = row.knows_software if view.software else not view.tells_unnamed
-    facts = dict.fromkeys(unsure_facts(row.run, is_named=knows, fitted=catalog.read_fitted()), 1.0)
+    facts = dict.fromkeys(unsure_facts(row.run, is_named=knows, fitted=families_by_constant()), 1.0)
     if "experts" in facts:
         facts["experts"] = price.expert_share
     left = frozenset() if view.family else frozenset({row.family})
@@ -194,6 +193,7 @@ def text_of(known: Iterable[KnownRuns]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@cache
 def _rows(table: str, is_described: bool) -> list[Measured]:
     lines = read_lines(HERE / "truth" / table)
     unnamed = {} if is_described else dict.fromkeys(SOFTWARE_COLUMNS, "")

@@ -135,9 +135,18 @@ def _starts_processes(module: ModuleType) -> bool:
     return any(value is subprocess or _comes_from(value) in _STARTING for value in vars(module).values())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _computed_in_this_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A folder that all processes of this run share, for tests/support/computed_once.py."""
+    shared = tmp_path_factory.getbasetemp()
+    folder = (shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared) / "computed"
+    folder.mkdir(exist_ok=True)
+    os.environ["SHARDWRIGHT_TESTS_COMPUTED"] = str(folder)
+
+
 @pytest.fixture
 def searched_once() -> Iterator[None]:
-    """One search for a question that several tests of a process ask, or one test as text and as JSON."""
+    """One search for a question that several tests of a run ask, or one test as text and as JSON."""
     from support.computed_once import computed_once
 
     with computed_once():

@@ -78,6 +78,7 @@ def test_a_second_ctrl_c_ends_the_page_as_the_first_does() -> None:
     assert (server.should_exit, server.force_exit, server._captured_signals) == (True, False, [])
 
 
+@pytest.mark.usefixtures("searched_once")
 def test_models_and_devices_are_known_as_people_type_them() -> None:
     exact = state_of("llama3-8b", "--devices", "8", "--device", "h100-sxm")
     assert exact["device"] == "h100-sxm"

@@ -1,7 +1,7 @@
 """The base class of all descriptions: frozen, no unknown fields, no silent conversion of types. And the errors."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -13,6 +13,17 @@ class Spec(BaseModel):
     """A description. `strict` refuses "4" for 4 and 1.5 for an int; `frozen` forbids changes after construction."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __hash__(self) -> int:
+        # Of lists, too: pydantic copies a default that has no hash anew for each description that leaves it out.
+        return hash((type(self), *(_hashable(getattr(self, name)) for name in type(self).model_fields)))
+
+
+def _hashable(value: Any) -> Hashable:
+    """A value, or one with the hash that equal values have: a list in a description changes no more than a tuple."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_hashable, value))
+    return frozenset(value) if isinstance(value, dict) else value
 
 
 class SectionSpec(Spec):

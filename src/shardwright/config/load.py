@@ -22,6 +22,7 @@ from shardwright.config.phrase import both, say
 from shardwright.config.secret_addresses import password_faults
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml, value_faults
 
+_NAMES_CLUSTER = ("cluster.name", "cluster.device")
 _WORDS = re.compile(r"\s*\[((?:\s*[A-Za-z][\w-]*\s*,)*\s*[A-Za-z][\w-]*\s*)\]\s*")
 _MOST_KEYS = 3  # in the path of a field
 # The kind of a section's entries, and fields of a job's own that make it another than the entry that is named.
@@ -67,8 +68,8 @@ def read_job(
     except PlanError as error:
         raise PlanError(subject, error.faults + _faults_beside(overrides, asked), error.way_out) from None
     own = {section: dict(values) for section, values in fields.items() if isinstance(values, dict)}
-    # The cluster that options ask for is one of the named cluster's, and other overrides hold on it.
-    names = [override for override in overrides if override.partition("=")[0].strip() == "cluster.name"]
+    # The cluster that options ask for is one of the named cluster or device, and other overrides hold on it.
+    names = [override for override in overrides if override.partition("=")[0].strip() in _NAMES_CLUSTER]
     faults: list[str] = (
         _apply_overrides(fields, names) + _replace_cluster(fields, asked) + _apply_overrides(fields, overrides)
     )
