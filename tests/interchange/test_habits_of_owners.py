@@ -179,3 +179,18 @@ def test_adapters_that_nothing_known_turns_on_are_refused_or_taken_as_the_user_s
     assert fault.endswith("to have such adapters: --set model.adapter.rank=8")
     adapter = job_read({"t.yaml": text} | MODEL, "model.adapter.rank=8", devices=8)[1].job.model.adapter
     assert (adapter.rank, adapter.alpha, adapter.targets) == (8, 16.0, ("query",))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("kind: Job\nspec:\n  nodes: {{ .Values.nodes }}\n", 3),
+        ("{{- range $key, $value := .Values.env }}\nkind: Job\n{{- end }}\n", 1),
+        ("a: 1\n{% if big %}\nb: 2\n{% endif %}\n", 2),
+    ],
+)
+def test_a_template_is_refused_as_one(text: str, line: int) -> None:
+    with pytest.raises(PlanError, match=f"line {line}: it is a template of Helm or Jinja"):
+        system_name_of("job.yaml", text)
+    with pytest.raises(PlanError, match="it is not valid YAML"):
+        system_name_of("job.yaml", "a: {{ b }\n")
