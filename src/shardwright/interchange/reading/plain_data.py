@@ -76,13 +76,13 @@ def _yaml(text: str, *, several: bool = False) -> Any:
 
 def _template_fault(text: str) -> str:
     """The fault of a template, which is no YAML before it is filled in; empty for another text."""
-    found = _TEMPLATE.search(text)
-    if found is None:
+    mark = _TEMPLATE.search(text)
+    if mark is None:
         return ""
     return say(
         "line {line}: it is a template of Helm or Jinja, whose values are elsewhere; name the file that it becomes, "
         "such as that of helm template CHART > job.yaml",
-        line=text.count("\n", 0, found.start()) + 1,
+        line=text.count("\n", 0, mark.start()) + 1,
     )
 
 
