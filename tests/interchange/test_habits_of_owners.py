@@ -149,3 +149,48 @@ def test_a_model_that_drafts_for_another_is_refused(name: str) -> None:
     assert fields_of(keys)[1] == []
     (fault,) = fields_of(keys | {"architectures": [name]})[1]
     assert fault.startswith(f"architectures names {name}, which drafts tokens")
+
+
+def test_scripts_of_one_name_are_told_apart_by_their_folders() -> None:
+    first = ("source conf/model/small.sh", "source conf/run/small.sh", MEGATRON + '"${MODEL[@]}" $RUN')
+    others = {"x/conf/model/small.sh": "MODEL=(--num-layers 6)\n", "x/conf/run/small.sh": "RUN='--lr 3e-4'\n"}
+    job = job_read(script(*first) | others)[1].job
+    assert (job.model.layers, job.optimizer.learning_rate) == (6, 3e-4)
+
+
+def test_the_only_visible_device_of_a_program_without_a_launcher_is_taken() -> None:
+    answer = job_read(script("export CUDA_VISIBLE_DEVICES=3", f"python own.py {OPTIONS}") | MODEL)[1]
+    assert answer.job.plan.world == 1
+    assert any("the one of CUDA_VISIBLE_DEVICES" in note for note in answer.assumed)
+    several = script("export CUDA_VISIBLE_DEVICES=3,4", f"python own.py {OPTIONS}") | MODEL
+    assert any("how many GPUs" in fault for fault in faults(several))
+
+
+def test_bits_of_own_programs_are_read() -> None:
+    line = f"torchrun --nproc_per_node 2 lora.py {OPTIONS}--lora_r 8 --load_in_bits 4 --target_modules Wqkv"
+    adapter = job_read(script(line) | MODEL)[1].job.model.adapter
+    assert (adapter.base, adapter.targets) == ("nf4", ("query", "key", "value"))
+
+
+def test_adapters_that_nothing_known_turns_on_are_refused_or_taken_as_the_user_says() -> None:
+    text = TRL["t.yaml"] + "lora_r: 8\nlora_alpha: 16\nlora_target_modules: [q_proj]\n"
+    (fault,) = faults({"t.yaml": text} | MODEL | {"z.yaml": "num_processes: 8\n"})
+    assert "--set lora_r=ignore" in fault
+    assert fault.endswith("to have such adapters: --set model.adapter.rank=8")
+    adapter = job_read({"t.yaml": text} | MODEL, "model.adapter.rank=8", devices=8)[1].job.model.adapter
+    assert (adapter.rank, adapter.alpha, adapter.targets) == (8, 16.0, ("query",))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("kind: Job\nspec:\n  nodes: {{ .Values.nodes }}\n", 3),
+        ("{{- range $key, $value := .Values.env }}\nkind: Job\n{{- end }}\n", 1),
+        ("a: 1\n{% if big %}\nb: 2\n{% endif %}\n", 2),
+    ],
+)
+def test_a_template_is_refused_as_one(text: str, line: int) -> None:
+    with pytest.raises(PlanError, match=f"line {line}: it is a template of Helm or Jinja"):
+        system_name_of("job.yaml", text)
+    with pytest.raises(PlanError, match="it is not valid YAML"):
+        system_name_of("job.yaml", "a: {{ b }\n")

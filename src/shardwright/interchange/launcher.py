@@ -65,6 +65,7 @@ def find_training_command(
     first, *others = texts
     files = {PurePath(name).name: texts[name] for name in others}
     script = Script(Variables(dict(asked.variables), frozenset(asked.variables)), files)
+    script.paths = {name: texts[name] for name in others}
     script.present = frozenset(PurePath(name).name for name in (*texts, *present))
     if asked.arguments:
         script.variables.set_arguments(asked.arguments)
@@ -203,7 +204,11 @@ def _of_command(command: Command, script: Script) -> Launched:
     ranks = launched_ranks(launchers, script.batch)
     visible = visible_devices(command.variables.get("CUDA_VISIBLE_DEVICES", ""))
     is_local = not (ranks.nodes or ranks.devices_per_node or ranks.missing or ranks.hosts)
-    if is_local and visible and PurePath((launcher_words(launchers) or [""])[0]).name == "deepspeed":
+    launcher = PurePath((launcher_words(launchers) or [""])[0]).name
+    if is_local and visible == 1 and launcher not in NODE_LAUNCHERS:
+        one_note = say("one device is taken, the one of CUDA_VISIBLE_DEVICES (--devices N for others)")
+        ranks = LaunchedRanks(1, 1, notes=(one_note,))
+    if is_local and visible and launcher == "deepspeed":
         visible_note = say("the {count} devices of CUDA_VISIBLE_DEVICES are taken, as the launcher does", count=visible)
         ranks = LaunchedRanks(1, visible, notes=(visible_note,))
     missing = [*ranks.missing, *(unknown_names(words[0]) if is_unknown else ())]  # a launcher with its program

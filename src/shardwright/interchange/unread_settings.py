@@ -3,12 +3,14 @@
 import shlex
 from collections.abc import Collection, Sequence
 
+from shardwright.config.base import shortened
 from shardwright.config.phrase import say
 from shardwright.interchange.known_settings import could_matter, says_part, subjects, trains_a_part
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_marks import readable
 
 _MOST_SHOWN = 12
+_RANKS, _OF_OPTIONS = ("lora_r", "lora_rank"), "options"  # of programs over transformers and peft
 
 
 def unread_faults(settings: Settings, systems: Sequence[str], left_out: Collection[str]) -> list[str]:
@@ -39,7 +41,7 @@ def unread_faults(settings: Settings, systems: Sequence[str], left_out: Collecti
                 "{settings}: adapters, frozen and quantised weights that are said so are not counted here, and the job "
                 "would be another; to have it without them: {ways}",
                 settings=_listed(settings, of_parts),
-                ways=_ways(settings, of_parts),
+                ways=_with_rank(_ways(settings, of_parts), settings, of_parts, systems),
             )
         )
     others = [name for name in unknown if name not in of_parts]
@@ -61,6 +63,16 @@ def _listed(settings: Settings, names: Sequence[str]) -> str:
     if len(names) > _MOST_SHOWN:
         return say("{listed} and {count} more", listed=listed, count=len(names) - _MOST_SHOWN)
     return say("{listed}", listed=listed)
+
+
+def _with_rank(ways: str, settings: Settings, names: Sequence[str], systems: Sequence[str]) -> str:
+    """The ways out, with one to adapters whose rank is said and that nothing known here turns on."""
+    rank = next((settings.given[name] for name in names if name.lstrip("-") in _RANKS), None)
+    if rank is None or _OF_OPTIONS not in systems:
+        return ways
+    return say(
+        "{ways}; to have such adapters: --set model.adapter.rank={rank}", ways=ways, rank=shortened(str(rank), 20)
+    )
 
 
 def _ways(settings: Settings, names: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from shardwright.config.units import KIB
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark
 from shardwright.interchange.reading.shell_words import ShellFault
 
+_TEMPLATE = re.compile(r"\{\{-?\s*(?:\.\w|\$\w|range\b|if\b|include\b|with\b|toYaml\b|end\b|define\b)|\{%-?\s*\w")
 _MOST_YAML = 256 * KIB
 _BARE_MARK = re.compile(rf"([:,\[]\s*)((?:{UNKNOWN.pattern})+)(?=\s*[,}}\]])".replace("([^", "(?:[^"))
 
@@ -70,7 +71,19 @@ def _yaml(text: str, *, several: bool = False) -> Any:
         return load_documents(text) if several else load_yaml(text)
     # A value that does not fit its tag (!!bool x) raises whatever PyYAML runs into.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        raise ShellFault(_yaml_fault(error)) from None
+        raise ShellFault(_template_fault(text) or _yaml_fault(error)) from None
+
+
+def _template_fault(text: str) -> str:
+    """The fault of a template, which is no YAML before it is filled in; empty for another text."""
+    mark = _TEMPLATE.search(text)
+    if mark is None:
+        return ""
+    return say(
+        "line {line}: it is a template of Helm or Jinja, whose values are elsewhere; name the file that it becomes, "
+        "such as that of helm template CHART > job.yaml",
+        line=text.count("\n", 0, mark.start()) + 1,
+    )
 
 
 def _yaml_fault(error: Exception) -> str:

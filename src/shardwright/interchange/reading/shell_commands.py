@@ -203,7 +203,7 @@ class CommandEffects:
         is_sourced = (PurePath(words[0]).name or words[0]) in ("source", ".")
         place = next((place for place, _ in enumerate(words) if _is_started(words, place, script)), None)
         if place is not None:
-            text, arguments = script.files[PurePath(words[place]).name], words[place + 1 :]
+            text, arguments = script.script_text(words[place]), words[place + 1 :]
             with script.launched_by(() if is_sourced else words[:place]):
                 if is_sourced and not arguments:
                     script.follow(text, self.depth + 1)

@@ -41,6 +41,7 @@ class Script:
     launchers: tuple[str, ...] = ()  # the words of those that start what is followed
     steps: int = 0
     ended_on: int = 0  # the line of the `exit` that ended it; 0 if none did
+    paths: Mapping[str, str] = field(default_factory=dict)  # the other scripts by path, which may share a name
 
     def follow(self, text: str, depth: int = 0) -> None:
         """Follow a script. Raises ShellFault."""
@@ -54,6 +55,14 @@ class Script:
             self.variables.values.setdefault(name, value)
         self.variables.values.setdefault("#", "0")
         FollowedText(self, ShellReader(text).read(), depth).all()
+
+    def script_text(self, word: str) -> str:
+        """The text of the script that a word names; of several with its name, the one whose path ends most like it."""
+        path = PurePath(word)
+        alike = [name for name in self.paths if PurePath(name).name == path.name]
+        if len(alike) < 2:
+            return self.files[path.name]
+        return self.paths[max(alike, key=lambda name: _num_alike(PurePath(name).parts[::-1], path.parts[::-1]))]
 
     def has_script(self, word: str) -> bool:
         """True if a word of a command names one of the other scripts."""
@@ -148,3 +157,10 @@ class Script:
             self.batch.setdefault(name, value)
         for name, value in variables_of(self.batch).items():
             self.variables.values.setdefault(name, value)
+
+
+def _num_alike(parts: Sequence[str], others: Sequence[str]) -> int:
+    """How many parts at the beginning of two paths, written from their ends, are the same."""
+    return next(
+        (count for count, pair in enumerate(zip(parts, others, strict=False)) if pair[0] != pair[1]), len(others)
+    )

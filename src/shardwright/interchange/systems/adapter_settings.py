@@ -86,6 +86,7 @@ _FOUR_BITS = (
     ("load_in_4bit", _TRUE),
     ("use_4bit_quantization", _TRUE),
     ("quantization_bit", ("4",)),
+    ("load_in_bits", ("4",)),
     ("bits", ("4",)),
 )
 # Beginnings of options, and the words of a switch that has no adapters.
@@ -144,6 +145,8 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     """Set the fields of [model.adapter], if the settings ask for adapters. `spelled` gives the name of a setting."""
     known = [p for p in _PROGRAMS if p.switch not in _NF4_SWITCHES or spelled(p.switch).startswith("--")]
     program = next((p for p in known if _switch(settings, spelled(p.switch)) in p.words), None)
+    if program is None and "model.adapter.rank" in settings.overrides:
+        program = _Program("", (), 0, 0.0, ())  # the user says that there are adapters
     if _switch(settings, spelled("bits")) in _NO_BITS:
         settings.ignore(spelled("bits"))
     if program is None:
