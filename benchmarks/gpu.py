@@ -1,4 +1,4 @@
-"""What one CUDA device shows: right numbers, kernels, speed, memory, and a calibration, in calls of eight minutes.
+"""What one CUDA device shows: right numbers, kernels, speed, memory, runs, a calibration, in calls of eight minutes.
 
     .venv/bin/python benchmarks/gpu.py                             # make gpu: all parts, as far as one call comes
     .venv/bin/python benchmarks/gpu.py --parts kernels,mfu         # some of them
@@ -32,7 +32,7 @@ from gpu_report import report
 
 # In this order, with most seconds of each in one call, for a machine that has compiled nothing yet. A call of all goes
 # as far as its time allows.
-PARTS = {"equal": 250, "ranks": 80, "kernels": 120, "mfu": 200, "memory": 150, "calibration": 100}
+PARTS = {"equal": 250, "ranks": 80, "kernels": 120, "mfu": 200, "memory": 150, "train": 150, "calibration": 100}
 _CALL_S = 470.0
 _LEAST_S = 20.0  # with less left in a call no part begins
 _GRACE_S = 5.0  # between a part's own limit, at which it begins no case, and its end
@@ -51,11 +51,11 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="from the beginning, also what is there")
     parser.add_argument("--dry", action="store_true", help="on tensors without memory, to the end of every part")
     parser.add_argument("--quick", action="store_true", help="one case of each kind, of small sizes")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries out equal and ranks alone")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries equal, ranks, train alone")
     parser.add_argument("--limit", type=float, default=_CALL_S, help="seconds of the whole call")
     parser.add_argument("--report", action="store_true", help="only print what was measured")
     asked = parser.parse_args()
-    known = list(PARTS) if asked.device == "cuda" else ["equal", "ranks"]
+    known = list(PARTS) if asked.device == "cuda" else ["equal", "ranks", "train"]
     names = asked.parts.split(",") if asked.parts else known
     if unknown := [name for name in names if name not in known]:
         parser.error(f"no part {', '.join(unknown)} on {asked.device}; the parts are {', '.join(known)}")

@@ -12,6 +12,7 @@ import torch
 from gpu_bench import CPU, Bench, Case, Row, judged, relative
 from torch import Tensor
 
+from shardwright.config.nf4_rows import BLOCK, GROUP, Nf4Row
 from shardwright.measure.rounding import HALF_UNIT
 from shardwright.model.activation import activate_gated
 from shardwright.model.dropout import kept_elements
@@ -26,6 +27,8 @@ from shardwright.parallel.tensor.gradient_sums import add_product
 from shardwright.parallel.tensor.initial_values import initial_box
 from shardwright.precision.float8 import E4M3, E5M2, Granularity, quantise
 from shardwright.precision.float8_product import emulated_product
+from shardwright.precision.nf4 import dequantise, levels
+from shardwright.precision.nf4 import quantise as quantise_nf4
 from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.score_blocks import ALL, KeyReach
@@ -50,6 +53,7 @@ def operator_cases(bench: Bench) -> list[Case]:
     results += [("added products, bf16 to float32", partial(_added, bench))]
     results += [("initial weights, bit for bit", partial(_initial, bench))]
     results += [("dropout masks, bit for bit", partial(_masks, bench))]
+    results += [(f"numbers of NF4, {_NAMES[dtype]}", partial(_nf4, bench, dtype)) for dtype in _NAMES]
     if bench.kind == "cuda":
         results += [(f"fused norm, {_NAMES[d]}", partial(_norm, bench, d)) for d in (torch.bfloat16, torch.float32)]
         fused = {"gated activation": _gated, "rotary turn": _turn, "softmax": _softmax}
@@ -266,6 +270,32 @@ def _float8(bench: Bench, of_first: Granularity, of_second: Granularity) -> Row:
         differences[name] = relative(result, emulated_product(a, b, torch.float32))
     # Tensor cores keep about 14 bits of a sum (arXiv 2412.19437, section 3.3.2).
     return judged(bench, differences, dict.fromkeys(differences, 2 * HALF_UNIT["bf16"] + 2.0**-13 * math.sqrt(512)))
+
+
+def _nf4(bench: Bench, dtype: torch.dtype) -> Row:
+    """Rows of a group and a half, whole and in part, with scales in float32 and in 8 bits."""
+    full = 3 * BLOCK * GROUP // 2
+    x_RC = torch.randn(40, full, generator=torch.Generator().manual_seed(3))
+    errors = {}
+    for name, first, is_double in (("whole", 0, False), ("8 bits", 0, True), ("8 bits, a part", full // 2, True)):
+        row = Nf4Row(first, full, full, is_double=is_double)
+        words_RW = quantise_nf4(x_RC if is_double else x_RC[:, first:], row)
+        result = dequantise(words_RW.to(bench.device), row, dtype)
+        errors[name] = relative(result, result if bench.is_dry else _plain_nf4(words_RW, row))
+    return judged(bench, errors, dict.fromkeys(errors, _limit(dtype, 1)))
+
+
+def _plain_nf4(words_RW: Tensor, row: Nf4Row) -> Tensor:
+    """Levels times scales in float64 on a CPU, from bytes."""
+    codes, scales, greatest = words_RW.split((row.code_words, row.scale_words, row.group_words), dim=1)
+    pairs = codes.contiguous().view(torch.uint8).long()
+    values_RC = levels("nf4", CPU).double()[torch.stack((pairs // 16, pairs % 16), dim=-1).flatten(1)]
+    scales_RB = scales.contiguous().view(torch.float32).double()
+    if row.is_double:
+        bytes_RB = scales.contiguous().view(torch.uint8)[:, : row.num_blocks].long()
+        group_B = (torch.arange(row.num_blocks) + row.first // BLOCK) // GROUP
+        scales_RB = levels("scales", CPU).double()[bytes_RB] * greatest.contiguous().view(torch.float32)[:, group_B]
+    return values_RC * scales_RB.repeat_interleave(BLOCK, dim=1)
 
 
 def _initial(bench: Bench) -> Row:

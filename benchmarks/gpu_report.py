@@ -129,10 +129,22 @@ def _memory(rows: Sequence[Row]) -> str:
     return _table([*header, "what stays", "activations and working memory, measured / dry", "within 3 %"], lines)
 
 
+def _train(rows: Sequence[Row]) -> str:
+    lines = [
+        [
+            row["case"], " to ".join(f"{loss:.3f}" for loss in row.get("losses", ())) or _NONE,
+            _number(row.get("step_s"), ".4g", 1e3), _number(row.get("over_predicted")), _verdict(row["ok"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return _table(["run", "loss", "step, ms", "measured / predicted", "right"], lines)
+
+
 def _calibration(rows: Sequence[Row]) -> str:
     return "\n\n".join(f"{row['file']}:\n\n```\n{row['said'].strip()}\n```" for row in rows)
 
 
 _TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
-    "equal": _equal, "ranks": _ranks, "kernels": _kernels, "mfu": _mfu, "memory": _memory, "calibration": _calibration,
+    "equal": _equal, "ranks": _ranks, "kernels": _kernels, "mfu": _mfu, "memory": _memory, "train": _train,
+    "calibration": _calibration,
 }  # fmt: skip

@@ -25,7 +25,7 @@ from shardwright.layers.operators import Scores
 TABLE = Path(__file__).parent / "truth" / "kernels.csv"
 TOKENS = 16384  # of a batch, in every row of attention
 # The software that has the kernel of a library, or of a number type; others are held against cuDNN's in 16 bits.
-SOFTWARE = {"flash2": "torchtitan", **dict.fromkeys(("fp8", "mxfp8"), "megatron-core+cudnn-float8")}
+SOFTWARE = {"flash2": "torchtitan", "splash": "xla", **dict.fromkeys(("fp8", "mxfp8"), "megatron-core+cudnn-float8")}
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,12 @@ def measured_kernels() -> Iterator[MeasuredKernel]:
 
 
 @cache
-def _rates(device: str, software: str, number: str) -> Rates:
-    """The rates of a device under a software, with products in a number type."""
+def _rates(device: str, software: str, number: str, head_dim: int = 128) -> Rates:
+    """The rates of a device under a software, with products in a number type and heads so wide."""
     cluster = {"device": device, "nodes": 1, "devices_per_node": 1}
     run = run_of(make_job({"cluster": cluster, "precision": {"compute": "bf16"}}))
-    return rates_of(replace(run, software=software, grid=replace(run.grid, precision=number)), shipped())
+    shape, grid = replace(run.shape, head_dim=head_dim), replace(run.grid, precision=number)
+    return rates_of(replace(run, shape=shape, software=software, grid=grid), shipped())
 
 
 def _product_tflops(row: dict[str, str]) -> float:
@@ -72,7 +73,7 @@ def _product_tflops(row: dict[str, str]) -> float:
 
 def _attention_tflops(row: dict[str, str]) -> float:
     software = SOFTWARE.get(row["library"]) or SOFTWARE.get(row["number"], "megatron-core")
-    rates = _rates(row["device"], software, "bf16")
+    rates = _rates(row["device"], software, "bf16", int(row["head_dim"]))
     sequence, is_backward = int(row["sequence"]), row["direction"] == "backward"
     pairs = TOKENS * sequence * int(row["heads"]) / (2 if row["causal"] == "1" else 1)
     scores = Scores(pairs, sequence, 2 * int(row["head_dim"]))

@@ -1,6 +1,7 @@
 """Names and options as people type them: addresses, missing hyphens, models in place of jobs, several faults."""
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -9,8 +10,9 @@ from shardwright.api import tool_server
 from shardwright.cli.main import cli
 from shardwright.config import catalog
 from shardwright.config.base import PlanError
+from shardwright.config.cluster import PartSpec
 from shardwright.config.job_file import names_model
-from shardwright.config.load import read_job
+from shardwright.config.load import read_job, validate_fields
 from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.system import SYSTEMS
@@ -115,3 +117,28 @@ def test_lists_of_the_catalog_take_words() -> None:
     assert names == ["qwen3-30b-a3b"]
     assert [row["name"] for row in json.loads(run("schedules zbv --json").stdout)] == ["zb-v"]
     assert "did you mean h100-sxm" in str(refusal("devices h100sxn"))
+
+
+@pytest.mark.parametrize("typed", ["h100", "NVIDIA H100 80GB HBM3", "H100 SXM5"])
+def test_a_device_is_known_in_a_field_as_in_an_option(typed: str, tmp_path: Path) -> None:
+    """In a file of TOML or JSON, too, and so in the parts of a cluster."""
+    words = "estimate tiny-llama --devices 8 --json"
+    asked = CliRunner().invoke(cli, [*words.split(), "--device", typed])
+    in_field = CliRunner().invoke(cli, [*words.split(), "--set", f"cluster.device={typed}"])
+    assert asked.exit_code == 0 and in_field.stdout == asked.stdout
+    fields = {"cluster": {"device": typed, "devices_per_node": 8}}
+    part = {"device": typed, "devices_per_node": 4}
+    (tmp_path / "job.toml").write_text(f'[cluster]\ndevice = "{typed}"\ndevices_per_node = 8\n')
+    for job in (json.loads(json.dumps(fields)), str(tmp_path / "job.toml")):
+        spec, faults = validate_fields(read_job(job, ()).fields)
+        assert not faults and spec.cluster.device == "h100-sxm"
+    assert PartSpec.model_validate(part).device == "h100-sxm"
+
+
+@pytest.mark.parametrize("command", ["launch", "train"])
+def test_a_command_that_takes_the_cluster_of_its_job_says_how_to_get_one(command: str) -> None:
+    answer = run(f"{command} llama3-8b --devices 16")
+    assert answer.exit_code == 2
+    assert "plan JOB --devices N --device NAME --toml chosen.toml" in answer.stderr
+    assert f"then shardwright {command} chosen.toml" in answer.stderr
+    assert "chosen.toml" not in run(f"{command} llama3-8b --devise 16").stderr

@@ -53,4 +53,7 @@ WRAPPED = {
     + "\n  ".join(PROGRAM)
     + "\n  --save ${{outputs.here}}\ninputs: {lr: 1}\nenvironment: azureml:a@latest\ncompute: azureml:b\n"
     "distribution: {type: pytorch, process_count_per_instance: 8}\nresources: {instance_count: 2}\n",
+    "compose.yaml": "services:\n  web: {image: x, command: serve}\n  train:\n    image: y\n    environment: [TP=4]\n"
+    "    deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 8, capabilities: [gpu]}]}}}\n"
+    f"    command: {_LINE.replace('size=4', 'size=$TP')}\n",
 }

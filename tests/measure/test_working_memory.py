@@ -27,6 +27,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "norms of all heads": (LLAMA | {"qk_norm": "full"}, {"dp": 2, "tp": 4, "zero": 1}),
     "logits": (WORDS, {"dp": 8, "zero": 1}),
     "logits over tp": (WORDS, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
+    "logits of an odd vocabulary": (WORDS | {"vocab": 128_257}, {"dp": 8, "zero": 1}),
+    "logits of an odd vocabulary over tp": (WORDS | {"vocab": 50_257}, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
     "tp": (LLAMA, {"dp": 2, "tp": 4, "zero": 1}),
     "sequence": (LLAMA, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
     "1f1b": (LLAMA, {"dp": 4, "pp": 2, "zero": 1}),

@@ -82,11 +82,61 @@ def test_a_pipeline_queues_the_forwards_that_follow_another(alive: int, followed
 
 def test_the_sums_over_tp_are_the_blocks_that_a_stream_holds() -> None:
     chain = chains(SHAPE, GRID, NANOTRON)["dense"]
-    blocks = stream_blocks(chain)
+    blocks = stream_blocks(chain, NANOTRON)
     assert (blocks.forward, blocks.backward) == (2 * WHOLE, 2 * WHOLE)  # behind attention and MLP; before them
     assert largest_block(chain) == 2 * 8192 * 2 * 4096 / 4  # both halves of the gated activation
-    alone = stream_blocks(chains(SHAPE, replace(GRID, tp=1, sequence_parallel=False), NANOTRON)["dense"])
+    alone = stream_blocks(chains(SHAPE, replace(GRID, tp=1, sequence_parallel=False), NANOTRON)["dense"], NANOTRON)
     assert (alone.forward, alone.backward) == (0, 0)
+
+
+def test_what_tp_ranks_gather_is_recorded_where_it_is_a_new_tensor() -> None:
+    """A layer of Megatron gathers before two products forward; backward their inputs again, and two gradients."""
+    core = software_of("megatron-core-2024")
+    blocks = stream_blocks(chains(SHAPE, GRID, core)["dense"], core)
+    assert (blocks.forward, blocks.backward) == ((2 + 2) * WHOLE, (2 + 4) * WHOLE)
+    whole = replace(GRID, sequence_parallel=False)  # sums alone
+    blocks = stream_blocks(chains(SHAPE, whole, core)["dense"], core)
+    assert (blocks.forward, blocks.backward) == (2 * WHOLE, 2 * WHOLE)
+
+
+@pytest.mark.parametrize(("alive", "virtual"), [(1, 1), (8, 1), (8, 2)])
+def test_a_host_that_waits_at_messages_is_ahead_by_one_pass(alive: int, virtual: int) -> None:
+    """Of 6 layers in a pipeline those of one stage, however many forwards follow one another."""
+    core = software_of("megatron-core-2024")
+    grid = replace(GRID, pp=8, virtual=virtual).as_arrays()
+    layers = [(np.array([6]), StreamBlocks(4.0 * WHOLE, 6.0 * WHOLE))]
+    pending = pending_blocks(core, grid, np.array([alive]), layers)
+    assert np.asarray(pending.expected).item() == 6 / virtual * 4 * WHOLE
+    assert np.asarray(pending.most).item() == 6 * 4 * WHOLE
+
+
+@pytest.mark.parametrize(("tp", "held"), [(4, 4), (1, 0)])
+def test_blocks_that_a_stream_holds_and_idle_ones_are_not_added(tp: int, held: int) -> None:
+    """The share that lies idle was measured with all causes in it, so the larger of both counts: of one microbatch over
+    tp 4 the blocks of 8 layers, without tp 12 % of what a step allocates."""
+    grid = replace(GRID, tp=tp, sequence_parallel=tp > 1, global_batch=2)
+    memory, constants = peak_memory(run(grid, "megatron-core-2024"), shipped()), shipped()
+    step_bytes = float(memory.activations + memory.working + memory.buffers)
+    blocks = constants["common.memory_lost"] * step_bytes + 8 * held * WHOLE
+    assert (blocks > 0.12 * step_bytes) == (held > 0)
+    assert float(memory.slack) == pytest.approx(max(0.12 * step_bytes, blocks))
+
+
+@pytest.mark.parametrize(
+    ("software", "norm_bytes", "key_shares"), [("megatron-legacy", 2, 0.5), ("megatron-legacy-2024", 6, 2)]
+)
+def test_single_operators_keep_more_of_a_norm_and_of_keys(software: str, norm_bytes: int, key_shares: float) -> None:
+    """By element of the residual stream, with keys and values of a quarter of the heads: a norm keeps its input, or its
+    float32 copy and what meets the weight; attention keeps two quarters of keys and values, or copies for all heads."""
+    shape = replace(SHAPE, kv_heads=2)
+    grid = replace(GRID, tp=1, sequence_parallel=False)
+    chain = {operator.name: operator for operator in chains(shape, grid, software_of(software))["dense"]}
+    elements = WHOLE / 2
+    assert chain["attention norm"].kept == norm_bytes * elements
+    assert chain["qkv"].kept == 2 * (1 + key_shares) * elements
+    gpt = replace(shape, layer_norm=True)
+    norm = next(o for o in chains(gpt, grid, software_of(software))["dense"] if o.name == "attention norm")
+    assert norm.kept == 2 * elements  # apex's kernel keeps its input
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shardwright.model import activation, fused_softmax, loss, rotary, weighed_activation
 from shardwright.parallel.expert import expert_bias
+from shardwright.precision import fused_operator
 from shardwright.precision.fused_operator import compiled
 
 pytestmark = pytest.mark.long
@@ -253,3 +254,27 @@ def _traced(work: Callable[..., None]) -> Callable[..., None]:
     torch.compiler.reset()  # each name of an activation is a graph of its own, and there may be so many of a function
     traced: Callable[..., None] = torch.compile(work, backend="aot_eager", fullgraph=True, dynamic=True)
     return traced
+
+
+def test_the_compiler_counts_the_layouts_of_each_operator_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two operators of as many layouts as one may have: each layout has its graph."""
+    monkeypatch.setattr(fused_operator, "_MOST_LAYOUTS", 2)
+    num_graphs = 0
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        nonlocal num_graphs
+        num_graphs += 1
+        return graph.forward
+
+    def add(x: Tensor, out: Tensor) -> None:
+        out.copy_(x + 1)
+
+    def double(x: Tensor, out: Tensor) -> None:
+        out.copy_(x * 2)
+
+    for work in (add, double):
+        for width in (3, 5):
+            x = torch.ones(T, 2, width)
+            compiled(work, counting)(x, out := torch.empty_like(x))
+            assert torch.equal(out, torch.full_like(x, 2))
+    assert num_graphs == 4

@@ -1,4 +1,4 @@
-"""Rows added to a table as on CUDA: in float32, once a token, in one order."""
+"""Rows added to a table as on CUDA: in float32, once a token, in one order. Products added to sums in dry runs."""
 
 import pytest
 import torch
@@ -7,11 +7,12 @@ from torch import Tensor
 from shardwright.model.embedding import LearnedPositions
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
-from shardwright.parallel.tensor import gradient_sums
-from shardwright.parallel.tensor.gradient_sums import add_rows_in_order
+from shardwright.parallel.tensor import added_on_meta, gradient_sums
+from shardwright.parallel.tensor.gradient_sums import add_product, add_rows_in_order
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, whole
 from support.cases import small_job
+from support.kernel_traffic import KernelTraffic
 
 
 def by_loop(table_VH: Tensor, rows_T: Tensor, dy_TH: Tensor) -> Tensor:
@@ -93,3 +94,18 @@ def test_positions_are_looked_up_as_tokens_are_on_cuda(monkeypatch: pytest.Monke
     monkeypatch.setattr("shardwright.parallel.tensor.parameter.add_rows_in_order", counting)
     torch.testing.assert_close(gradient_of_positions("cuda"), expected)
     assert asked == [6]
+
+
+def test_a_product_is_added_in_one_call_without_memory() -> None:
+    """With every torch that is allowed; the form for older ones refuses what torch's own refuses."""
+    dy_TN, x_TH = (torch.empty(6, width, dtype=torch.bfloat16, device="meta") for width in (3, 5))
+    sum_NH = torch.empty(3, 5, device="meta")
+    with KernelTraffic() as traffic:
+        add_product(sum_NH, dy_TN, x_TH, has_sum=True, kind="cuda")
+    assert [kernel.operator for kernel in traffic.kernels.elements()] == ["addmm"]
+    made = added_on_meta._added(sum_NH, dy_TN.t(), x_TH, torch.float32, out=sum_NH)
+    assert made is sum_NH
+    with pytest.raises(RuntimeError):
+        added_on_meta._added(sum_NH, dy_TN.t(), x_TH[:, :4], torch.float32, out=sum_NH)
+    with pytest.raises(RuntimeError):
+        added_on_meta._added(sum_NH, dy_TN, x_TH, torch.float32, out=sum_NH)

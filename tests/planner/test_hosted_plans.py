@@ -10,8 +10,9 @@ from shardwright.cost.calibration import shipped
 from shardwright.planner.advice import recommendation
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.confidence import fitted_spread
-from shardwright.planner.advice.recommendation import TOLD_APART, plans_of, surely_hosted
+from shardwright.planner.advice.recommendation import TOLD_APART, _is_hosted, plans_of, surely_hosted
 from shardwright.planner.search.constraints import Constraints, constraints_of
+from shardwright.planner.search.search import search
 from support.planned import small_job
 
 pytestmark = pytest.mark.long
@@ -58,6 +59,20 @@ def test_a_gain_within_the_errors_of_such_predictions_is_none(
 def test_plans_that_are_no_faster_on_the_host_change_nothing(on_device: Advice) -> None:
     assert surely_hosted(replace(on_device, plans=[]), on_device) is on_device
     assert surely_hosted(on_device, on_device) is on_device
+
+
+def test_a_slower_plan_on_the_host_is_not_told_as_a_gain(hosted: Advice, on_device: Advice) -> None:
+    assert surely_hosted(times_as_long(hosted, 1.1, on_device), on_device) is on_device
+
+
+def test_plans_that_fit_on_their_devices_are_not_looked_for_on_the_host(job: JobSpec) -> None:
+    """A search without limits finds plans on the device; one for plans on the host alone finds none of these, unless
+    the device is too small for them."""
+    assert not _is_hosted(search(job, FREE, shipped(), 1).candidates[0].job)
+    assert not search(job, FREE, shipped(), 1, hosted_only=True).candidates
+    crowded = job.model_copy(update={"model": job.model.model_copy(update={"layers": 200})})
+    every, hosted = (search(crowded, FREE, shipped(), 1, hosted_only=only).candidates for only in (False, True))
+    assert hosted[0].job.plan == every[0].job.plan and _is_hosted(hosted[0].job)
 
 
 def test_where_nothing_fits_without_it_state_goes_to_the_host(job: JobSpec) -> None:

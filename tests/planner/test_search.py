@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.config.base import PlanError
+from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
 from shardwright.config.plan import PlanSpec
@@ -265,12 +266,29 @@ def test_kinds_of_which_no_plan_fits_are_refuted_each_time() -> None:
     """A search asks again after what it has learned, and what it knows by then leaves a kind without a plan."""
     job, constraints = small_job("dense"), Constraints()
     rows, room = degrees(job, constraints), 1.0
-    kinds, _ = ranked_kinds(SearchScope(job, constraints, shipped(), rows, 3, room_bytes(job)))
-    plays = SimulatedPlans(job, constraints, shipped(), rows, room=room, memo=Memo())
+    scope = SearchScope(job, constraints, shipped(), rows, 3, room_bytes(job))
+    kinds, _ = ranked_kinds(scope)
+    plays = SimulatedPlans(replace(scope, room=room))
     for _ in range(2):
         assert plays.fastest(kinds, 3) == []
         assert plays.refuted
         plays.refuted = {}
+
+
+@pytest.mark.parametrize("model", ["dense", "experts"])
+@pytest.mark.parametrize("keep", [[], ["plan.zero=3"], ["plan.offload_optimizer=1"]])
+def test_a_plan_names_no_zero_stage_that_does_nothing(model: str, keep: list[str]) -> None:
+    """With one replica a lower stage is another plan only where its price differs: two copies of each stage, experts
+    that tensor-parallel ranks repeat, parameters in host memory."""
+    constraints = constraints_of(["plan.dp=1", "plan.cp=1", *keep], [])
+    plans = [candidate.job for candidate in search(small_job(model), constraints, shipped(), 6).candidates]
+    assert plans and (keep != ["plan.zero=3"] or all(job.plan.zero == 3 for job in plans))
+    for job in plans:
+        for zero in range(job.plan.zero):
+            lower = job.model_copy(update={"plan": job.plan.model_copy(update={"zero": zero})})
+            if constraints.allows("zero", zero) and not job_faults(lower):
+                shared, whole = priced([job, lower], shipped())
+                assert (shared.memory, shared.closed_token_s) != (whole.memory, whole.closed_token_s)
 
 
 def test_a_search_of_no_plan_says_what_it_was_held_to() -> None:

@@ -8,12 +8,14 @@ import pytest
 import shardwright as sw
 from shardwright.api.found_plans import FoundPlans
 from shardwright.cli import job_options
+from shardwright.config.phrase import in_language
 from shardwright.config.software import software_of
 from shardwright.config.software_generations import usual_software
 from shardwright.config.software_support import missing_features
 from shardwright.cost.calibration import shipped
 from shardwright.report.document import part_text
 from shardwright.report.plan_screen import nearest_reasons
+from shardwright.report.plans_text import layers_words
 from shardwright.report.software_beside import software_beside
 from shardwright.simulate.full_step import simulated_step
 from support.languages import assert_same_in_chinese
@@ -34,6 +36,21 @@ def test_no_line_is_wider_than_the_terminal(plans: FoundPlans, columns: int, mon
     monkeypatch.setenv("COLUMNS", str(columns))
     for with_details in (False, True):
         assert max(map(len, plans.screen(with_details).splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_no_plan_is_cut_but_the_one_that_is_told_above(
+    plans: FoundPlans, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    cut = [line for line in plans.screen().splitlines() if "\u2026" in line]
+    assert all(line.startswith("1  ") for line in cut) and len(cut) <= 1
+
+
+def test_a_reader_can_count_the_stages() -> None:
+    assert layers_words([2] * 3 + [1] + [2] * 33) == "3 stages of 2, 1 of 1, 33 of 2"
+    assert layers_words([7, *[14] * 8, 7]) == "1 stage of 7, 8 of 14, 1 of 7"
+    assert in_language(layers_words([2] * 3 + [1]), "zh") == "3 个阶段各 2 层、1 个各 1 层"
 
 
 def test_the_answer_is_one_screen(plans: FoundPlans) -> None:
@@ -62,9 +79,9 @@ def test_much_to_say_takes_the_place_of_reasons() -> None:
     assert len(plans.screen(language="zh").splitlines()) <= 40
 
 
-def test_the_screen_says_on_which_branch_of_the_tree_the_job_stands(plans: FoundPlans) -> None:
-    branch = "Branch of `learn choosing`: 2,927.0 GiB of state are more than a node of 8; this plan is on it."
-    assert f"  {branch}" in plans.screen().splitlines()
+def test_the_screen_says_what_is_usual_for_the_state_of_the_job(plans: FoundPlans) -> None:
+    usual = "2,927.0 GiB of state are more than a node of 8 holds, so tp, pp or ZeRO-3; this plan agrees."
+    assert f"Rule of thumb (`learn choosing`): {usual}" in " ".join(plans.screen().split())
     choosing = plans.dicts()[0]["choosing"]
     assert choosing["agrees"] and choosing["says"].startswith("2,927.0 GiB of state are more than 8 devices of 80.0")
 

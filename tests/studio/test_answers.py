@@ -15,14 +15,16 @@ from starlette.testclient import TestClient
 from shardwright.api.asked_job import AskedJob
 from shardwright.api.estimated import Estimated
 from shardwright.config import catalog
+from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.load import load_job, validate_fields
+from shardwright.config.phrase import in_language
 from shardwright.interchange.system import SYSTEMS
 from shardwright.memory.job_memories import job_accounts
 from shardwright.memory.job_memory import job_memory
 from shardwright.report.plan_parts import PARTS, PredictedPlan
 from shardwright.studio import page_state
-from shardwright.studio.controls import control_groups
+from shardwright.studio.controls import control_groups, on_page
 from shardwright.studio.exports import FORMATS
 from shardwright.studio.page_state import PageState
 from shardwright.studio.plan_search import changed_texts
@@ -404,3 +406,13 @@ def test_a_plan_is_exported_to_every_format(page: TestClient) -> None:
         assert page.post("/export", json={"state": state | stage, "to": to}).json()["files"]
     lacking = page.post("/export", json={"state": {"job": "llama3-405b-16k"}, "to": "megatron"}).json()
     assert "the nearest is 1" in lacking["faults"][0] and "--set plan.zero=1" in lacking["way_out"]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_notes_of_the_page_name_controls_and_no_options(language: str) -> None:
+    asked = AskedJob("llama3-8b", ("optimizer.steps=10",), AskedCluster(8, "h100-sxm"))
+    told = [in_language(on_page(note), language) for note in asked.notes]
+    assert any("--set" in note for note in asked.notes) and not any("--set" in note for note in told)
+    control = {"en": "the control Batch for another", "zh": "可用 “批次”一栏修改"}[language]
+    assert any(control in note for note in told), told
+    assert any("optimizer.warmup_steps" in note for note in told), told

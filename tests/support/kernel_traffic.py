@@ -31,7 +31,7 @@ _SCATTER = ("index_add_", "scatter_add_", "index_copy_")  # touch of a table wha
 _TO_LAST = (
     "gate", "gate_backward", "activate", "activate_backward", "weigh", "weigh_backward", "weigh_gated_backward",
     "expert_bias_of_weights", "turn", "split_and_turn", "turn_back", "exponential_sums", "softmax_gradient", "quantise",
-    "cast", "dequantise",
+    "cast", "dequantise", "numbers_of_nf4",
 )  # fmt: skip
 _BACKWARD = ("_backward",)  # functions of the executor in which a backward runs
 

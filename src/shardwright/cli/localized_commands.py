@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import click
 
 from shardwright.cli.command_language import command_language
-from shardwright.cli.usage_errors import bad_values
+from shardwright.cli.usage_errors import bad_values, without_cluster
 from shardwright.config.phrase import ENGLISH, Phrase, fixed, in_language, say
 from shardwright.config.text_columns import num_columns, wrapped
 
@@ -92,6 +92,8 @@ class LocalizedCommand(click.Command):
         words = list(args)
         try:
             return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise without_cluster(self, error) or error from None
         except click.BadParameter as error:
             raise bad_values(self, ctx, words) or error from None
 

@@ -71,7 +71,7 @@ def _state_texts(job: str, overrides: tuple[str, ...], cluster: "AskedCluster") 
     fields. Raises PlanError."""
     from shardwright.api.asked_job import AskedJob
     from shardwright.config import catalog
-    from shardwright.config.asked_cluster import catalog_device
+    from shardwright.config.device_name import catalog_device
     from shardwright.studio.dropped_file import job_texts
     from shardwright.studio.page_state import PageState
 

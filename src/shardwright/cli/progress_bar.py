@@ -100,7 +100,9 @@ class _FirstPlans(logging.Handler):
         if self._best and not self._is_written and time.monotonic() - self._begin_s >= _PATIENCE_S:
             self._is_written = True
             line = say("{part}{best}; looking for better ones", part=self._part_words, best=self._best)
-            print(in_language(line, self._language), file=sys.stderr, flush=True)
+            from shardwright.report.document import Paragraph, part_text
+
+            print(part_text(Paragraph((line,), hang="  "), self._language), file=sys.stderr, flush=True)
 
 
 class _Bar(logging.Handler):

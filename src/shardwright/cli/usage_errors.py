@@ -47,6 +47,9 @@ CLICK_MESSAGES = (
     "Path {text} is not readable.",
 )
 
+# Options that make the cluster of a job, of commands that predict.
+CLUSTER_OPTIONS = ("--devices", "--device", "--gpus", "--devices-per-node", "--memory-gib")
+
 # Messages that name types of click.
 _NO_WHOLE_NUMBER = ("{text} is not a valid integer.", "{text} is not a valid integer range.")
 _NO_NUMBER = ("{text} is not a valid float.", "{text} is not a valid float range.")
@@ -92,6 +95,20 @@ def bad_values(command: click.Command, ctx: click.Context, words: Sequence[str])
         except click.BadParameter as error:
             errors.append(error)
     return BadValuesError(errors, ctx) if len(errors) > 1 else None
+
+
+def without_cluster(command: click.Command, error: click.NoSuchOption) -> click.UsageError | None:
+    """The error of an option that makes a cluster, in a command that takes the cluster of its JOB; None for others."""
+    takes_job = any(parameter.name == "job" for parameter in command.params)
+    if not takes_job or error.option_name not in CLUSTER_OPTIONS:
+        return None
+    message = say(
+        "No such option '{option}': {command} takes the cluster of its JOB. Write a job for yours first: shardwright "
+        "plan JOB --devices N --device NAME --toml chosen.toml, then shardwright {command} chosen.toml.",
+        option=error.option_name,
+        command=command.name,
+    )
+    return click.UsageError(message, error.ctx)
 
 
 def text_of(error: click.UsageError, language: str) -> str:

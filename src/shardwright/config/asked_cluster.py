@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwright.config import catalog, largest
 from shardwright.config.cluster_facts import usual_node
-from shardwright.config.device_name import device_name
+from shardwright.config.device_name import catalog_device
 from shardwright.config.phrase import any_of, say
 
 
@@ -36,7 +36,7 @@ class AskedCluster:
                     "leave them out, or name another job"
                 )
             )
-        device = catalog_device(self.device) or str(fields.get("device", "unknown"))
+        device = catalog_device(self.device or str(fields.get("device", "unknown")))
         if self.memory_gib:
             device = _with_memory(device, self.memory_gib)
         kept = {key: value for key, value in fields.items() if key == "software"} if self.device else dict(fields)
@@ -82,16 +82,6 @@ def _positive(fields: dict[str, Any], name: str) -> int:
     """A field that is a positive integer; 0 if it is none, because the checks of fields report that."""
     value = fields.get(name, 0)
     return value if isinstance(value, int) and value > 0 else 0
-
-
-def catalog_device(device: str) -> str:
-    """The name of the catalog entry for a device; if there is none, the name itself, whose fault a check reports."""
-    if not device or catalog.is_file(device):
-        return device
-    try:
-        return device_name(device)
-    except KeyError:
-        return device
 
 
 def _with_memory(device: str, memory_gib: float) -> str:

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from shardwright.config import largest
 from shardwright.config.base import SectionSpec, Spec
 from shardwright.config.calibration_file import CalibrationSpec
-from shardwright.config.field_types import Month, Ranks, RanksOr0
+from shardwright.config.field_types import DeviceName, Month, Ranks, RanksOr0
 from shardwright.config.measured_table import MeasuredTable
 from shardwright.config.network_facts import NetworkName
 from shardwright.config.number_types import NUMBER_TYPES
@@ -142,8 +142,8 @@ class DeviceSpec(Spec):
     )
     array_side: RanksOr0 = Field(
         0,
-        description="Rows of the systolic array that multiplies: attention, whose products go over the width of a "
-        "head, fills no more of it; 0: none limits it.",
+        description="Rows of the systolic array that multiplies: products of attention, which go over the width of a "
+        "head, fill no more of it; 0: none limits it.",
     )
     exponentials_t_per_s: KnownRate = Field(
         0.0,
@@ -302,7 +302,7 @@ class DeviceSpec(Spec):
 class PartSpec(Spec):
     """Nodes of equal devices within a cluster of several kinds."""
 
-    device: str = Field(description="Catalog name of the part's device.")
+    device: DeviceName = Field(description="Catalog name of the part's device.")
     devices_per_node: Ranks = Field(description="Devices in a node of the part.")
     nodes: Ranks = Field(1, description="Nodes of the part.")
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one of its nodes.")
@@ -321,7 +321,7 @@ class ClusterSpec(SectionSpec):
         "this-machine",
         description="Catalog name, the path of a TOML file like the catalog's, or any name for your own cluster.",
     )
-    device: str = Field(
+    device: DeviceName = Field(
         "unknown",
         description="Catalog name of the device, or the path of a TOML file like the catalog's; unknown means: look "
         "when the run starts.",

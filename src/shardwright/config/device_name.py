@@ -51,3 +51,13 @@ def device_name(name: str) -> str:
     if not devices:
         catalog.read("devices", name)  # raises KeyError with the nearest names
     return min(devices)[-1]
+
+
+def catalog_device(device: str) -> str:
+    """The name of the catalog entry for a device; if there is none, the name itself, whose fault a check reports."""
+    if not device or device == "unknown" or catalog.is_file(device):
+        return device
+    try:
+        return device_name(device)
+    except KeyError:
+        return device

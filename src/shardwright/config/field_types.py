@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from shardwright.config import largest
+from shardwright.config.device_name import catalog_device
 from shardwright.config.phrase import say
 
 Ranks = Annotated[int, Field(gt=0, le=largest.RANKS)]  # also for devices
@@ -27,6 +28,7 @@ Positive = Annotated[float, Field(gt=0, le=largest.FACTOR)]
 PositiveOr0 = Annotated[float, Field(ge=0, le=largest.FACTOR)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 ShareOr0 = Annotated[float, Field(ge=0, le=1)]
+DeviceName = Annotated[str, AfterValidator(catalog_device)]  # of the catalog entry, however a file spells it: H100
 
 
 def _day(text: str) -> str:

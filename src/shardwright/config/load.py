@@ -1,6 +1,7 @@
 """Load a job: read its fields, override, resolve names, fill in usual values, and check."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from shardwright.config.phrase import both, say
 from shardwright.config.secret_addresses import password_faults
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml, value_faults
 
+_NAMES_CLUSTER = ("cluster.name", "cluster.device")
+_WORDS = re.compile(r"\s*\[((?:\s*[A-Za-z][\w-]*\s*,)*\s*[A-Za-z][\w-]*\s*)\]\s*")
 _MOST_KEYS = 3  # in the path of a field
 # The kind of a section's entries, and fields of a job's own that make it another than the entry that is named.
 _DECISIVE: dict[str, tuple[catalog.Kind, tuple[str, ...]]] = {
@@ -65,8 +68,8 @@ def read_job(
     except PlanError as error:
         raise PlanError(subject, error.faults + _faults_beside(overrides, asked), error.way_out) from None
     own = {section: dict(values) for section, values in fields.items() if isinstance(values, dict)}
-    # The cluster that options ask for is one of the named cluster's, and other overrides hold on it.
-    names = [override for override in overrides if override.partition("=")[0].strip() == "cluster.name"]
+    # The cluster that options ask for is one of the named cluster or device, and other overrides hold on it.
+    names = [override for override in overrides if override.partition("=")[0].strip() in _NAMES_CLUSTER]
     faults: list[str] = (
         _apply_overrides(fields, names) + _replace_cluster(fields, asked) + _apply_overrides(fields, overrides)
     )
@@ -210,11 +213,6 @@ def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
                 most=_MOST_KEYS,
             )
         ]
-    try:
-        parsed = parse_toml(f"value = {text}")
-    except TOML_ERRORS:
-        parsed = {}
-    value = parsed["value"] if len(parsed) == 1 else text  # a line break in the text could begin another key
     target = fields
     for key in keys[:-1]:
         target = target.setdefault(key, {})
@@ -226,8 +224,20 @@ def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
                     key=key,
                 )
             ]
-    target[keys[-1]] = value
+    target[keys[-1]] = _override_value(text)
     return []
+
+
+def _override_value(text: str) -> Any:
+    """The value of an override: TOML, or a list of words such as [query,value], or else a string."""
+    try:
+        parsed = parse_toml(f"value = {text}")
+    except TOML_ERRORS:
+        parsed = {}
+    if len(parsed) == 1:  # a line break in the text could begin another key
+        return parsed["value"]
+    words = _WORDS.fullmatch(text)
+    return [word.strip() for word in words[1].split(",")] if words else text
 
 
 def _fit_warmup(fields: dict[str, Any], overrides: Sequence[str]) -> str:

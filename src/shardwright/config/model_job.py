@@ -80,10 +80,11 @@ def with_usual(
             )
         notes.append(
             say(
-                "a step has {sequences}, {tokens:,} tokens, {reason}; --set batch.global_batch_size=N for another)",
+                "a step has {sequences}, {tokens:,} tokens, {reason}; {option} for another)",
                 sequences=counted_phrase(size, "sequence"),
                 tokens=size * model.sequence,
                 reason=reason,
+                option="--set batch.global_batch_size=N",
             )
         )
     tokens = filled["batch"]["global_batch_size"] * model.sequence

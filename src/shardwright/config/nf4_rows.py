@@ -13,7 +13,7 @@ from typing import Any, Literal
 BLOCK = 64  # elements that share a scale
 GROUP = 256  # scales that share a greatest one
 WORD_BYTES = 4
-_CODES = 8  # in a word
+CODES = 8  # in a word
 
 # "" for rows of numbers in the type of the computation.
 RowFormat = Literal["", "nf4", "nf4-double"]
@@ -44,7 +44,7 @@ class Nf4Row:
     @property
     def code_words(self) -> int:
         """Words of the codes."""
-        return self.num_elements // _CODES
+        return self.num_elements // CODES
 
     @property
     def scale_words(self) -> int:
@@ -71,4 +71,10 @@ def row_bytes(num_elements: Any, full: int, is_double: bool) -> Any:
     """Bytes of a row of which a rank holds `num_elements`, a number or an array, of `full`."""
     blocks = num_elements // BLOCK
     scales = -(-blocks // WORD_BYTES) + num_groups(full) if is_double else blocks
-    return WORD_BYTES * (num_elements // _CODES + scales)
+    return WORD_BYTES * (num_elements // CODES + scales)
+
+
+def element_bytes(is_double: bool) -> float:
+    """Bytes of an element with its part of the scales, in rows of whole groups."""
+    num_elements = BLOCK * GROUP
+    return float(row_bytes(num_elements, num_elements, is_double)) / num_elements

@@ -95,10 +95,11 @@ def with_fitting_warmup(optimizer: dict[str, Any], is_asked: bool) -> tuple[dict
         return optimizer, ""
     fitting = shortened_warmup(steps)
     note = say(
-        "the warm-up is {fitting} of the run's {steps} steps, for {warmup} would be more than all of them (--set "
-        "optimizer.warmup_steps=N for another)",
+        "the warm-up is {fitting} of the run's {steps} steps, for {warmup} would be more than all of them "
+        "({option} for another)",
         fitting=fitting,
         steps=steps,
         warmup=warmup,
+        option="--set optimizer.warmup_steps=N",
     )
     return optimizer | {"warmup_steps": fitting}, note

@@ -20,7 +20,11 @@ Workspaces = Annotated[int, Field(ge=0, le=largest.WORKSPACES)]
 class SoftwareMemorySpec(Spec):
     """Facts of memory; config/software.py has the others."""
 
-    norm_kept: Number = Field(2.0, description="Bytes that a norm keeps for its backward, by element.")
+    norm_kept: Number = Field(
+        2.0,
+        description="Bytes that a norm keeps for its backward, by element; a LayerNorm whose bytes are stated apart "
+        "keeps its input.",
+    )
     activation_kept: Number = Field(
         0.0,
         description="Bytes that the activation keeps beside the inputs of both products, by element that leaves it.",
@@ -31,6 +35,9 @@ class SoftwareMemorySpec(Spec):
         "it keeps; query, key and value are products of their own, and so are gate and up.",
     )
     rotary_kept: Number = Field(0.0, description="Bytes kept beside query, key and value, by their elements.")
+    repeats_keys: bool = Field(
+        False, description="Keys and values of a group are copied for each head of its queries, and kept as copies."
+    )
     logit_peak: Number = Field(6.0, description="Most bytes by logit while the loss is computed.")
     placeholder_bytes: Literal[0, 2] = Field(
         0,
@@ -48,6 +55,15 @@ class SoftwareMemorySpec(Spec):
         (0.0, 0.0),
         description="Kernels and collectives of one layer that wait in a device's queue while the host is ahead, where "
         "tensors that a collective reads stay out of use until its stream has passed; 0 where they do not.",
+    )
+    gathers_anew: bool = Field(
+        False,
+        description="What tp ranks gather is a new tensor each time, which its own pass frees, so that it stays out of "
+        "use as what a collective reads; else it has a buffer that stays.",
+    )
+    waits_at_messages: bool = Field(
+        False,
+        description="In a pipeline the host waits for its device at each message, so that it is ahead by one pass.",
     )
     gathers_copies: bool = Field(
         False,

@@ -322,8 +322,9 @@ def rates_of(run: Run, constants: Constants) -> Rates:
     kernel = ATTENTION_KERNELS[software.attention]
     attention_number = kernel.number or wide
     other_kernel = say(", or name software whose attention is in 16 bits")
-    attention = known_peak(device, attention_number, other_kernel) * share * filled
-    attention *= device_rate(_attention_constant(constants, device, software))
+    attention = known_peak(device, attention_number, other_kernel) * share
+    # Of an array that is filled in part products alone take longer, and not what the kernel does beside them.
+    attention /= 1 / device_rate(_attention_constant(constants, device, software)) + 1 / filled - 1
     return Rates(
         flops=flops, flops_product=product, memory=known_fact(device, "memory_gb_per_s") * 1e9 * device_rate("memory"),
         link=link_bytes_per_s(run, device) * device_rate("link_pcie" if device.link_name == "PCIe" else "link"),

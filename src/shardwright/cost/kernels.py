@@ -20,9 +20,6 @@ _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.78), (
 _LINE = 64  # elements of 2 bytes in a cache line of 128
 _UNVECTORED = 0.25  # share of the rate without vector loads
 _ADDED_APART = 3 * 4  # bytes to add an element to a sum in float32: two reads and a write
-# Bytes moved to make an element in NF4 a number, beyond writing it (precision/nf4.py): its code is read and becomes an
-# index of 32 bits for two elements, and its level is a float32.
-_NF4_BYTES = 0.5 + 2 * 2 + 2 * 4
 _VECTOR = 8  # elements of 2 bytes that tensor cores load at once
 
 
@@ -103,8 +100,8 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
     forward, input_grad = _elementwise_s(rates, software, operator)
     weight_grad: Numbers = 0.0
     for p in operator.products:
-        if p.is_in_nf4:
-            numbers_s = (_NF4_BYTES + rates.element_bytes) * p.batch * p.inner * p.columns / rates.memory
+        if p.nf4_bytes:  # one kernel reads what is stored, and writes numbers (precision/nf4.py)
+            numbers_s = (p.nf4_bytes + rates.element_bytes) * p.batch * p.inner * p.columns / rates.memory
             forward, input_grad = forward + numbers_s, input_grad + numbers_s
         narrow = is_narrow and p.weight
         rate = rates.flops_product if narrow else rates.flops

@@ -94,6 +94,7 @@ def _is_rate_known(run: Run, fitted: Mapping[str, Sequence[str]]) -> bool:
     """False if too few runs tell the rate of the run's products on its device, and nobody measured it there."""
     device = device_of(run.device)
     product = NUMBER_TYPES[run.grid.precision].product_constant or "product"
-    if device.measured or (device.constants is not None and product in device.constants.model_fields_set):
+    is_own = device.constants is not None and product in device.constants.model_fields_set
+    if device.measured or (is_own and product not in device.sources):  # a public kernel alone tells no runs
         return True
     return not device.same_chip and len(fitted.get(f"{device.generation}.{product}", ())) >= _FEWEST_FAMILIES

@@ -205,8 +205,18 @@ class Costing:
             (shape.head_norms, software.head_norm_kernels),
             (shape.latent is not None, software.latent_kernels),
             (self.is_narrow and software.float8_weight_gradients, (0.0, software.float8_gradient_kernels)),
+            *self._kernels_of_adapters(),
         )
         return _total((1, plain), (self.is_narrow, software.float8_kernels), *extra_kernels)
+
+    def _kernels_of_adapters(self) -> tuple[tuple[int, tuple[float, float]], ...]:
+        """Numbers of the maps of a layer with adapters and of its matrices in NF4, each with the kernels of one."""
+        adapter, matrices = self.run.shape.adapter, self.run.shape.matrices("dense")
+        if not self.run.shape.is_adapted:
+            return ()
+        num_maps = sum(len(adapter.targets_of(matrix)) for matrix in matrices)
+        num_stored = len(matrices) if adapter.row_format else 0
+        return (num_maps, self.software.adapter_kernels), (num_stored, self.software.nf4_kernels)
 
     def _kernels_of_experts(self) -> tuple[Numbers, Numbers]:
         """Number of kernels that the experts of a layer launch, (forward, backward)."""

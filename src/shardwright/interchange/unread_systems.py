@@ -138,6 +138,12 @@ UNREAD_SYSTEMS = (
         say("NeMo's launcher (the YAML of conf/training is)"),
         commands=(r"\blauncher_scripts/main\.py\b",),
     ),
+    _system(
+        say("sweeps of Weights & Biases (name the script or the configuration that it starts)"),
+        ("method", "parameters", "program"),
+        ("method", "parameters", "command"),
+        ("method", "parameters", "metric"),
+    ),
     _system("NeuronX Distributed Training", ("distributed_strategy.tensor_model_parallel_size",)),
     _system(
         "MaxText", ("base_emb_dim",), ("per_device_batch_size", "base_num_decoder_layers"), ("ici_fsdp_parallelism",)

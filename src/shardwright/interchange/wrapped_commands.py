@@ -1,8 +1,9 @@
 """Files of schedulers and clouds that hold a command and how many nodes run it: manifests of Kubernetes (PyTorchJob,
-MPIJob, Volcano, TrainJob, ...), tasks of SkyPilot and dstack, jobs of Azure ML. The command is read as a launch script.
+MPIJob, Volcano, TrainJob, ...), tasks of SkyPilot and dstack, jobs of Azure ML, services of Docker Compose. The command
+is read as a launch script.
 
 What their schemas say: kubeflow.org (training operator 1.9, trainer 2), volcano.sh, docs.skypilot.co, dstack.ai,
-learn.microsoft.com (commandJob), August 2026.
+learn.microsoft.com (commandJob), docs.docker.com (compose), August 2026.
 """
 
 import re
@@ -23,6 +24,8 @@ _OF_GPUS = re.compile(r"nvidia\.com/(?:gpu|[abghlv]\d+\w*|mig-.*)|amd\.com/gpu|h
 _EXPRESSION = re.compile(r"\$\{\{\s*([\w.]+)\s*\}\}")  # of Azure ML and dstack
 _FIRST_KEYS = ("apiversion:", "kind:")  # of a manifest of Kubernetes
 _TRAINING = re.compile(r"\b(?:torchrun|deepspeed|accelerate|mpirun|mpiexec|python3?|tune|composer|\w*train\w*)\b")
+_SCRIPT = re.compile(r"[\w./-]{1,200}\.(?:sh|slurm|sbatch)\b")
+_PLAIN = re.compile(r"[\w./:=,@%+-]+")  # a word that a shell takes as it is
 _MOST_LEVELS = 20
 
 
@@ -119,7 +122,7 @@ def _text_of(words: list[str]) -> str:
         is_shell = place and any(PurePath(before).name in _SHELLS for before in words[:place])
         if is_shell and re.fullmatch(r"-\w*c", word):
             return words[place + 1]
-    return " ".join(map(_quoted, words))
+    return " ".join(word if _PLAIN.fullmatch(word) else _quoted(word) for word in words)
 
 
 def _values(listed: Any) -> dict[str, str]:
@@ -232,9 +235,32 @@ def _of_kubernetes(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
         yield WrappedCommand(_text_of(container.words), nodes, devices, container.variables)
 
 
+def _of_compose(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
+    services = data.get("services")
+    for service in services.values() if isinstance(services, Mapping) else ():
+        if not isinstance(service, Mapping):
+            continue
+        parts = [service.get(name) for name in ("entrypoint", "command")]
+        text = " ".join(part if isinstance(part, str) else _text_of(_words(part)) for part in parts if part)
+        if _TRAINING.search(text) or _SCRIPT.search(text):
+            reserved = list(_reserved(service, "deploy", "resources", "reservations", "devices"))
+            listed = [device.get("device_ids") for device in reserved]
+            devices = [_number(device.get("count")) for device in reserved]
+            devices += [len(names) for names in listed if isinstance(names, list)]
+            yield WrappedCommand(text, 0, max([0, *devices]), _values(service.get("environment")))
+
+
+def _reserved(node: Any, *names: str) -> Iterator[Mapping[str, Any]]:
+    """The mappings of a list that stands under names within names."""
+    for name in names:
+        node = node.get(name) if isinstance(node, Mapping) else None
+    yield from (item for item in (node if isinstance(node, list) else ()) if isinstance(item, Mapping))
+
+
 WRAPPERS = (
     Wrapper("Kubernetes", (("apiVersion", "kind"),), _of_kubernetes),
     Wrapper("SkyPilot", (("resources", "run"), ("num_nodes", "run"), ("setup", "run")), _of_sky),
     Wrapper("Azure ML", (("command", "environment"), ("command", "compute")), _of_azure),
     Wrapper("dstack", (("type", "commands"),), _of_dstack),
+    Wrapper("Docker Compose", (("services",),), _of_compose),
 )

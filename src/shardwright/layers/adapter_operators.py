@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardwright.config.nf4_rows import element_bytes
 from shardwright.layers.operators import HALF, Context, Exchange, MatrixProduct, Operator
 
 
@@ -21,8 +22,9 @@ def adapted(c: Context, operator: Operator) -> Operator:
     if operator.name in ("attention enter", "mlp enter"):
         return replace(operator, backward=tuple(e for e in operator.backward if e.kind != "all_gather"))
     products, adapter = operator.layer_operator.products, c.shape.adapter
-    is_in_nf4 = bool(adapter.row_format and products and adapter.maps(products[0].matrix))
-    frozen = tuple(replace(p, is_frozen=p.weight, is_in_nf4=p.weight and is_in_nf4) for p in operator.products)
+    is_in_nf4 = adapter.row_format and products and adapter.maps(products[0].matrix)
+    stored_bytes = element_bytes(adapter.row_format == "nf4-double") if is_in_nf4 else 0.0
+    frozen = tuple(replace(p, is_frozen=p.weight, nf4_bytes=p.weight * stored_bytes) for p in operator.products)
     operator = replace(operator, products=frozen)
     if not products or not (targets := c.shape.adapter.targets_of(products[0].matrix)):
         return operator

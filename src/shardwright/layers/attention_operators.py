@@ -35,7 +35,7 @@ def project(c: Context, o: LayerOperator) -> Operator:
     """
     if c.shape.latent is None:
         product = rise(c, o)
-        return replace(product, kept=_kept_heads(c, product.kept))
+        return replace(product, kept=_kept_heads(c, product.kept) * _copies_of_keys(c))
     m, (down, q_up, *_), rows = c.shape.latent, c.shape.attention_matrices, c.sizes.latent_tokens
     query_product = MatrixProduct.of(rows, q_up, c.grid.tp)
     if m.query_rank:
@@ -75,6 +75,12 @@ def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
         given=given,
         inside=share * c.gathered,
     )
+
+
+def _copies_of_keys(c: Context) -> float:
+    """Elements of query, key and value that attention keeps over those of the product that gives them."""
+    s = c.shape
+    return 3 * s.heads / (s.heads + 2 * s.kv_heads) if c.software.repeats_keys else 1.0
 
 
 def _kept_heads(c: Context, in_half: Numbers) -> Numbers:

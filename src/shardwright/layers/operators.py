@@ -34,7 +34,7 @@ Axis = Literal["tp", "cp", "ep"]
 @dataclass(frozen=True)
 class MatrixProduct:
     """`batch` products of (rows x inner) with (inner x columns). `weight`: the second factor is a parameter, which has
-    no gradient if it `is_frozen`, and is made numbers in each pass if it `is_in_nf4`."""
+    no gradient if it `is_frozen`; in NF4 an element takes `nf4_bytes`, and is made a number in each pass."""
 
     rows: Numbers
     inner: Numbers
@@ -42,7 +42,7 @@ class MatrixProduct:
     batch: Numbers = 1
     weight: bool = True
     is_frozen: bool = False
-    is_in_nf4: bool = False
+    nf4_bytes: float = 0.0
 
     @classmethod
     def of(cls, rows: Numbers, matrix: Matrix, tp: Numbers, batch: Numbers = 1) -> "MatrixProduct":
@@ -273,12 +273,12 @@ def norm(c: Context, o: LayerOperator) -> Operator:
     """Layernorm or RMSNorm of the residual stream. In a parallel block the second norm takes what the first keeps."""
     n, s = c.sizes[o.takes], c.software
     forward, backward = c.norm
-    kept = 0.0 if o.name == "mlp norm" and o.takes is BLOCK.input else n * s.norm_kept
+    kept = n * (HALF if c.shape.layer_norm and s.layer_norm else s.norm_kept)
     return Operator(
         o,
         forward_bytes=n * forward,
         backward_bytes=n * backward,
-        kept=kept,
+        kept=0.0 if o.name == "mlp norm" and o.takes is BLOCK.input else kept,
         given=c.bytes_of(o.gives),
         needs_kept=True,
         keeps_input=True,

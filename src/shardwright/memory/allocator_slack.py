@@ -40,10 +40,12 @@ class StreamBlocks:
     backward: Numbers
 
 
-def stream_blocks(chain: Chain) -> StreamBlocks:
-    """The inputs of the sums over tp. A gather's input is kept for the backward, so no pass frees it."""
+def stream_blocks(chain: Chain, software: SoftwareSpec) -> StreamBlocks:
+    """The inputs of the sums over tp, and what a gather gives where that is a new tensor. A gather's input is kept for
+    the backward, so no pass frees it."""
+    kinds = (*_SUMS, "all_gather") if software.gathers_anew else _SUMS
     forward, backward = (
-        sum(exchange.size for exchange in exchanges if exchange.axis == "tp" and exchange.kind in _SUMS)
+        sum(exchange.size for exchange in exchanges if exchange.axis == "tp" and exchange.kind in kinds)
         for exchanges in (
             [exchange for operator in chain for exchange in operator.forward],
             [exchange for operator in chain for exchange in operator.backward],
@@ -83,7 +85,8 @@ def pending_blocks(
 
     Without a pipeline nothing makes the host wait: the queue holds the launches of a forward and, before them, of the
     passes of microbatches before. With one, the host waits for each gradient from the next rank, so it is ahead in the
-    forwards that fill the pipeline alone, where one follows another: of `alive` - 1 forwards all but the first.
+    forwards that fill the pipeline alone, where one follows another: of `alive` - 1 forwards all but the first; or, if
+    it waits for its device at each message, in the forward of one stage.
     """
     if not software.queued[0]:
         return PendingBlocks(0.0, 0.0)
@@ -92,7 +95,8 @@ def pending_blocks(
     backward = sum(count * blocks.backward for count, blocks in layers) / num_layers
     most = LAUNCH_QUEUE / software.queued[0]
     in_step = _queued_in_step(software, num_layers, grid.num_microbatches)
-    queued_forward = np.where(grid.pp > 1, np.minimum(num_layers * np.maximum(0, alive - 2), most), in_step[0])
+    passes = 1 / grid.virtual if software.waits_at_messages else np.maximum(0, alive - 2)
+    queued_forward = np.where(grid.pp > 1, np.minimum(num_layers * passes, most), in_step[0])
     expected = forward * queued_forward + backward * np.where(grid.pp > 1, 0.0, in_step[1])
     return PendingBlocks(expected, np.maximum(expected, forward * np.minimum(num_layers, most)))
 

@@ -165,7 +165,8 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         overhead=device_constant(constants, device_of(run.device), "context_bytes")
         + np.maximum(lost_bytes + np.minimum(kept, pending.most), for_update.needed - step_bytes),
         host=host + offloaded * alive,
-        slack=idle_bytes + pending.expected + np.maximum(0.0, for_update.reserved - at_update * optimizer),
+        slack=np.maximum(idle_bytes, lost_bytes + pending.expected)
+        + np.maximum(0.0, for_update.reserved - at_update * optimizer),
     )
 
 
@@ -182,9 +183,10 @@ def memory_lost(run: Run, constants: Constants) -> float:
 
 def _memory_idle(run: Run, constants: Constants) -> float:
     """Share of activations, buffers and working memory that the allocator has beside what it gave out, while there is
-    room; 0 if its segments grow, and where its blocks are counted one by one (`queued`, `update_blocks`)."""
+    room, for whatever reason; 0 if its segments grow, and where blocks of the update are counted one by one
+    (`gathers_copies`, `update_blocks`)."""
     software = software_under(run)
-    if software.expandable_segments or software.queued[0] or software.update_blocks:
+    if software.expandable_segments or software.gathers_copies or software.update_blocks:
         return 0.0
     return device_constant(constants, device_of(run.device), "memory_idle")
 
@@ -227,7 +229,7 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     pieces, context = chains(run.shape, run.grid, software), Context(run.shape, run.grid, software)
     values = [context.sizes[BLOCK.input], loss_bytes(context), _kept_at_end(run, pieces), FLOAT32 * logits(context)]
     for kind, policy in kinds:
-        chain, blocks = pieces[kind], stream_blocks(pieces[kind])
+        chain, blocks = pieces[kind], stream_blocks(pieces[kind], software)
         values += [kept_bytes(chain, policy), kept_bytes(chain, "none"), turn_bytes(chain, policy)]
         values += [blocks.forward, blocks.backward, largest_block(chain)]
     # Layers of one kind of MLP have products of the same shapes.

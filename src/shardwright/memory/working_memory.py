@@ -206,13 +206,15 @@ class OperatorNeeds:
         norm before it."""
         share, plan = self.share, self.job.plan
         tokens = loss_positions(self.job) * plan.microbatch_size * (plan.tp if self.gathers else 1)
-        logits = tokens * logit_columns(rows, not self.job.runs_on_cpu)
+        columns = logit_columns(rows, not self.job.runs_on_cpu)
+        logits = tokens * columns
+        copied = share.element * columns * share.tensors.shape.hidden * (columns > rows)
         shared = self.whole * tokens // share.tensors.tokens * self.gathers
         inputs = shared * (1 + (num_loss_chunks(self.job) > 1))  # the next chunk's input is on its way
         weight = self._product(rows, share.tensors.shape.hidden)
         narrow_bytes = share.element if share.element < FLOAT32 else 0
-        yield BackwardNeed(self.stream + inputs + (FLOAT32 + narrow_bytes) * logits)
-        yield BackwardNeed(self.stream + inputs + share.element * logits + shared + weight)
+        yield BackwardNeed(self.stream + inputs + copied + (FLOAT32 + narrow_bytes) * logits)
+        yield BackwardNeed(self.stream + inputs + copied + share.element * logits + shared + weight)
         yield BackwardNeed(self._norm(), (IN_ENDS.targets, IN_ENDS.uncounted, ENDS.final_norm_out))
 
     def before_block(self) -> Bytes:

@@ -11,8 +11,8 @@ The tensors that its backward keeps are listed in memory/activations.py; their s
 (InnerEnds).
 
 Shape suffixes: s positions of this rank between the layers (under sequence parallel 1 / tp of those within a layer),
-B batch, H hidden, T tokens of a microbatch or of a chunk, V rows of the vocabulary on this rank, W columns of the
-memory of their logits.
+B batch, H hidden, T tokens of a microbatch or of a chunk, V rows of the vocabulary on this rank, W columns of
+logits: V, or more where V is no size that kernels are fast with.
 """
 
 from collections.abc import Iterator, Sequence
@@ -129,8 +129,9 @@ def microbatch_loss(
         loss_memory = torch.zeros((), device=x_sBH.device) if loss_memory is None else loss_memory
         return _HeadLoss.apply(x_sBH, head.matrix_VH, head.bias_V, (targets, loss_memory, logit_change), sharding)
     total = torch.zeros((), device=x_sBH.device)
+    rows = _HeadRows.of(head, sharding.tp.kind)
     for chunk in _chunks(x_sBH, targets, sharding):
-        total += _Softmax.of(chunk, head, sharding.tp, logit_change).loss
+        total += _Softmax.of(chunk, rows, sharding.tp, logit_change).loss
     return total.div_(len(targets.rows_T))
 
 
@@ -185,31 +186,33 @@ class _HeadLoss(torch.autograd.Function):
         sharding: LayerSharding = ctx.sharding
         targets = Targets(rows_T, skipped_T, ctx.positions)
         dx_sBH, total = torch.empty_like(x_sBH), torch.zeros_like(ctx.loss)
+        rows = _HeadRows.of(HeadWeights(weight_VH, bias_V), sharding.tp.kind)
         for chunk in _chunks(x_sBH, targets, sharding):
-            softmax = _Softmax.of(chunk, HeadWeights(weight_VH, bias_V), sharding.tp, ctx.logit_change)
+            softmax = _Softmax.of(chunk, rows, sharding.tp, ctx.logit_change)
             total += softmax.loss
-            dlogits_TV = softmax.gradient(grads[0] / len(rows_T), x_sBH.dtype)
+            dlogits_TW = softmax.gradient(grads[0] / len(rows_T), x_sBH.dtype)
             del softmax  # the gradient lies in its memory, or is a 16-bit tensor
-            pending_sum = _start_input_gradient(dx_sBH[chunk.first : chunk.end], dlogits_TV, weight_VH, sharding)
+            dlogits_TV = dlogits_TW[:, : rows.num_rows]
+            if rows.has_more:
+                dlogits_TW[:, rows.num_rows :] = 0  # of a capped -inf it is no number
+            pending_sum = _start_input_gradient(dx_sBH[chunk.first : chunk.end], dlogits_TW, rows.matrix_WH, sharding)
             is_last = ctx.completes and chunk.end == len(x_sBH)
             if bias_V is not None:
                 bias_V.add_gradient(dlogits_TV.sum(dim=0, dtype=torch.float32), is_last)
             if not weight_VH.place.is_frozen:
                 weight_VH.add_product(dlogits_TV, chunk.x_TH, sharding.tp.kind, is_last=is_last)
             pending_sum.wait()
-            del dlogits_TV  # before the next chunk has logits
+            del dlogits_TV, dlogits_TW  # before the next chunk has logits
         ctx.loss.copy_(total.div_(len(rows_T)))
         return dx_sBH, None, None, None, None
 
 
-def _start_input_gradient(
-    dx_sBH: Tensor, dlogits_TV: Tensor, weight_VH: PlacedParameter, sharding: LayerSharding
-) -> Pending:
+def _start_input_gradient(dx_sBH: Tensor, dlogits_TW: Tensor, weight_WH: Tensor, sharding: LayerSharding) -> Pending:
     """Start the sum over tp of dlogits W. `dx_sBH` holds it after the returned wait."""
     if sharding.shards_sequence:
-        dx_TH = dlogits_TV @ weight_VH
+        dx_TH = dlogits_TW @ weight_WH
         return start_reduce_scatter(dx_sBH.flatten(0, 1), dx_TH, sharding.tp)
-    return start_all_reduce(torch.mm(dlogits_TV, weight_VH, out=dx_sBH.flatten(0, 1)), sharding.tp)
+    return start_all_reduce(torch.mm(dlogits_TW, weight_WH, out=dx_sBH.flatten(0, 1)), sharding.tp)
 
 
 @dataclass(frozen=True)
@@ -245,27 +248,57 @@ def _chunks(x_sBH: Tensor, targets: Targets, sharding: LayerSharding) -> Iterato
         first = end
 
 
-def _logits(x_TH: Tensor, weight_HV: Tensor, kind: str) -> Tensor:
-    """x W in float32, on a device of this `kind`, in rows that begin at aligned addresses (logit_columns). CUDA has a
-    kernel that multiplies 16-bit numbers into float32."""
-    num_columns = weight_HV.shape[1]
-    if kind != "cuda":
-        return (x_TH @ weight_HV).float()
-    memory_TW = x_TH.new_empty(len(x_TH), logit_columns(num_columns, kind == "cuda"), dtype=torch.float32)
-    out_dtype = {"out_dtype": torch.float32} if x_TH.dtype != torch.float32 else {}
-    torch.mm(x_TH, weight_HV, **out_dtype, out=memory_TW[:, :num_columns])
-    return memory_TW
+@dataclass(frozen=True)
+class _HeadRows:
+    """A head as its products take it: `matrix_WH` has its `num_rows` rows, and on CUDA perhaps rows of zeros behind
+    them (logit_columns)."""
+
+    matrix_WH: Tensor
+    num_rows: int
+    bias_V: Tensor | None
+
+    @classmethod
+    def of(cls, head: HeadWeights, kind: str) -> "_HeadRows":
+        """The rows for the kernels of a `kind` of device; a copy where there are more."""
+        num_rows, width = head.matrix_VH.shape
+        num_columns = logit_columns(num_rows, kind == "cuda")
+        if num_columns == num_rows:
+            return cls(head.matrix_VH, num_rows, head.bias_V)
+        matrix_WH = head.matrix_VH.new_empty(num_columns, width)
+        matrix_WH[:num_rows] = head.matrix_VH
+        matrix_WH[num_rows:] = 0
+        return cls(matrix_WH, num_rows, head.bias_V)
+
+    def logits(self, x_TH: Tensor, kind: str, change: LogitChange) -> Tensor:
+        """The changed logits in float32, [T, W]: -inf in columns of no row. CUDA has a kernel that multiplies 16-bit
+        numbers into float32."""
+        weight_HW = self.matrix_WH.t()
+        if kind == "cuda" and x_TH.dtype != torch.float32:
+            logits_TW = torch.mm(x_TH, weight_HW, out_dtype=torch.float32)
+        else:
+            logits_TW = (x_TH @ weight_HW).float()
+        logits_TV = logits_TW[:, : self.num_rows]
+        if self.bias_V is not None:
+            logits_TV += self.bias_V
+        change.change(logits_TV)
+        if self.has_more:
+            logits_TW[:, self.num_rows :] = -torch.inf
+        return logits_TW
+
+    @property
+    def has_more(self) -> bool:
+        """True if there are rows of zeros."""
+        return len(self.matrix_WH) > self.num_rows
 
 
 @dataclass(frozen=True)
 class _Softmax:
     """The softmax of a chunk's logits, float32. `logits_or_exps_TW` is the memory of the logits after
-    `exponential_sums`, of which the first `num_rows` columns are rows of the vocabulary. `largest_T` is each token's
-    largest logit and `totals_T` the sum of its exponentials, both over all tp ranks. `elsewhere_T` masks the tokens
-    whose target is a row of another rank. `loss` is the sum of the chunk's losses."""
+    `exponential_sums`. `largest_T` is each token's largest logit and `totals_T` the sum of its exponentials, both over
+    all tp ranks. `elsewhere_T` masks the tokens whose target is a row of another rank. `loss` is the sum of the chunk's
+    losses."""
 
     logits_or_exps_TW: Tensor
-    num_rows: int
     largest_T: Tensor
     totals_T: Tensor
     rows_T: Tensor
@@ -275,31 +308,23 @@ class _Softmax:
     loss: Tensor
 
     @classmethod
-    def of(cls, chunk: _Chunk, head: HeadWeights, tp: Axis, change: LogitChange) -> "_Softmax":
+    def of(cls, chunk: _Chunk, rows: _HeadRows, tp: Axis, change: LogitChange) -> "_Softmax":
         """The softmax of the product with the head. All-reduces one max and one pair of sums for each token."""
-        num_rows = len(head.matrix_VH)
-        logits_TW = _logits(chunk.x_TH, head.matrix_VH.t(), tp.kind)
-        logits_TV = logits_TW[:, :num_rows]
-        if head.bias_V is not None:
-            logits_TV += head.bias_V
-        change.change(logits_TV)
-        if logits_TW.shape[1] > num_rows:
-            logits_TW[:, num_rows:] = -torch.inf
+        logits_TW = rows.logits(chunk.x_TH, tp.kind, change)
         largest_T = all_reduce_max(logits_TW.amax(dim=-1), tp)
-        elsewhere_T = (chunk.rows_T < 0) | (chunk.rows_T >= num_rows)
+        elsewhere_T = (chunk.rows_T < 0) | (chunk.rows_T >= rows.num_rows)
         rows_T = chunk.rows_T.masked_fill(elsewhere_T, 0)
-        target_T = (logits_TV.gather(-1, rows_T[:, None]).squeeze(-1) - largest_T).masked_fill(elsewhere_T, 0.0)
+        target_T = (logits_TW.gather(-1, rows_T[:, None]).squeeze(-1) - largest_T).masked_fill(elsewhere_T, 0.0)
         sums_T = torch.empty_like(largest_T)
         exponential_sums(logits_TW, largest_T, change.cap > 0, sums_T)
         target_T, totals_T = all_reduce(torch.stack((target_T, sums_T)), tp)
         losses_T = totals_T.log() - target_T
         if chunk.skipped_T is not None:
             losses_T = losses_T.masked_fill(chunk.skipped_T, 0.0)
-        its_rows = rows_T, elsewhere_T, chunk.skipped_T
-        return cls(logits_TW, num_rows, largest_T, totals_T, *its_rows, change, loss=losses_T.sum())
+        return cls(logits_TW, largest_T, totals_T, rows_T, elsewhere_T, chunk.skipped_T, change, loss=losses_T.sum())
 
     def gradient(self, dloss: Tensor, dtype: torch.dtype) -> Tensor:
-        """The gradient of the product with the head, [T, V]; `dloss` is the gradient of each token's loss. Overwrites
+        """The gradient of the product with the head, [T, W]; `dloss` is the gradient of each token's loss. Overwrites
         `logits_or_exps_TW`."""
         dlosses_T = (dloss * self.change.scale).expand(len(self.rows_T))
         if self.skipped_T is not None:
@@ -309,4 +334,4 @@ class _Softmax:
         gradient_TW = memory_TW if dtype == memory_TW.dtype else torch.empty_like(memory_TW, dtype=dtype)
         factors_T = dlosses_T / self.totals_T
         softmax_gradient(memory_TW, self.largest_T, factors_T, self.rows_T, dtargets_T, self.change.cap, gradient_TW)
-        return gradient_TW[:, : self.num_rows]
+        return gradient_TW

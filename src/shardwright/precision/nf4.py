@@ -5,6 +5,9 @@ Quantising is that of bitsandbytes: an element divided by its block's scale beco
 byte the first is in the upper bits. Scales in 8 bits take the nearest of bitsandbytes' 256 dynamic levels above 0. It
 also subtracts a mean of all scales of a matrix, which ranks that hold parts of it do not know.
 
+Making numbers is an operator that CUDA computes in one kernel (precision/fused_operator.py): each element is shifted
+out of its word, its level looked up, and the two scales multiplied. A CPU makes some rows at a time.
+
 Shape suffixes: R rows, C columns (elements of a row), B blocks of a row, G groups of a whole row, W words.
 """
 
@@ -13,7 +16,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from shardwright.config.nf4_rows import BLOCK, GROUP, WORD_BYTES, Nf4Row
+from shardwright.config.nf4_rows import BLOCK, CODES, GROUP, WORD_BYTES, Nf4Row
+from shardwright.precision.fused_operator import fused_operator
 
 LEVELS = (
     -1.0,
@@ -34,8 +38,9 @@ LEVELS = (
     1.0,
 )
 
-# Elements that are made numbers at once; each needs 10 bytes more, while its block is at work.
+# Elements that a CPU makes numbers at once; each needs 10 bytes more, while its block is at work.
 _AT_ONCE = 1 << 20
+_GROUP_BITS = GROUP.bit_length() - 1
 
 
 def quantise(values_RC: Tensor, row: Nf4Row) -> Tensor:
@@ -60,22 +65,63 @@ def quantise(values_RC: Tensor, row: Nf4Row) -> Tensor:
 def dequantise(words_RW: Tensor, row: Nf4Row, dtype: torch.dtype) -> Tensor:
     """The elements of rows in NF4, [R, C] in a dtype: levels times scales, computed in float32."""
     values_RC = torch.empty(len(words_RW), row.num_elements, dtype=dtype, device=words_RW.device)
-    rows_at_once = max(1, _AT_ONCE // row.num_elements)
-    for first in range(0, len(words_RW), rows_at_once):
-        part = slice(first, first + rows_at_once)
-        _dequantise_rows(words_RW[part], row, values_RC[part])
+    _numbers(words_RW, *_tables(row.is_double, words_RW.device), row.first // BLOCK, values_RC)
     return values_RC
 
 
-def _dequantise_rows(words_RW: Tensor, row: Nf4Row, out_RC: Tensor) -> None:
-    codes, scales, greatest = words_RW.split((row.code_words, row.scale_words, row.group_words), dim=1)
-    pairs = levels("nf4 pairs", words_RW.device).index_select(0, codes.view(torch.uint8).int().flatten())
-    if row.is_double:
-        bytes_RB = scales.view(torch.uint8)[:, : row.num_blocks]
-        scales_RB = _scales(bytes_RB, greatest.view(torch.float32), row.first // BLOCK)
-    else:
-        scales_RB = scales.view(torch.float32)
-    torch.mul(pairs.view(*scales_RB.shape, BLOCK), scales_RB.unsqueeze(-1), out=out_RC.view(*scales_RB.shape, BLOCK))
+@lru_cache(maxsize=16)
+def _tables(is_double: bool, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """The levels of codes and of scales in 8 bits, each a row of a matrix, whose width is fixed in a kernel: it then
+    needs no checks of what it looks up."""
+    return levels("nf4", device).unsqueeze(0), levels("scales", device).unsqueeze(0) if is_double else None
+
+
+def _numbers_in_turn(
+    words_RW: Tensor, levels_1L: Tensor, scale_levels_1L: Tensor | None, first: int, out_RC: Tensor
+) -> None:
+    rows_at_once = max(1, _AT_ONCE // out_RC.shape[1])
+    pairs_P2 = levels("nf4 pairs", words_RW.device)
+    for row in range(0, len(words_RW), rows_at_once):
+        part = slice(row, row + rows_at_once)
+        codes, scales_RB = _codes_and_scales(words_RW[part], scale_levels_1L, first, out_RC.shape[1])
+        pairs = pairs_P2.index_select(0, codes.view(torch.uint8).int().flatten())
+        out_RBE = out_RC[part].view(*scales_RB.shape, BLOCK)
+        torch.mul(pairs.view(out_RBE.shape), scales_RB.unsqueeze(-1), out=out_RBE)
+
+
+def _numbers_at_once(
+    words_RW: Tensor, levels_1L: Tensor, scale_levels_1L: Tensor | None, first: int, out_RC: Tensor
+) -> None:
+    codes_RW, scales_RB = _codes_and_scales(words_RW, scale_levels_1L, first, out_RC.shape[1])
+    number_8 = torch.arange(CODES, dtype=torch.int32, device=words_RW.device)
+    values_RC = levels_1L[0, ((codes_RW.unsqueeze(-1) >> 4 * (number_8 ^ 1)) & 15).flatten(1)]
+    out_RC.copy_(values_RC * scales_RB.unsqueeze(-1).expand(-1, -1, BLOCK).flatten(1))
+
+
+def _codes_and_scales(
+    words_RW: Tensor, scale_levels_1L: Tensor | None, first: int, num_elements: int
+) -> tuple[Tensor, Tensor]:
+    """The words of codes, [R, C / 8], and the scales of blocks from number `first` of their rows on, [R, B] in float32,
+    in 8 bits if there are levels of scales."""
+    num_blocks, code_words = num_elements // BLOCK, num_elements // CODES
+    if scale_levels_1L is None:
+        return words_RW[:, :code_words], words_RW[:, code_words : code_words + num_blocks].view(torch.float32)
+    stop = code_words + -(-num_blocks // WORD_BYTES)
+    number_4 = torch.arange(WORD_BYTES, dtype=torch.int32, device=words_RW.device)
+    bytes_RB = ((words_RW[:, code_words:stop].unsqueeze(-1) >> 8 * number_4) & 255).flatten(1)[:, :num_blocks]
+    greatest_RG = words_RW[:, stop:].view(torch.float32)
+    group_B = (torch.arange(num_blocks, dtype=torch.int32, device=words_RW.device) + first) >> _GROUP_BITS
+    return words_RW[:, :code_words], scale_levels_1L[0, bytes_RB] * greatest_RG[:, group_B]
+
+
+# numbers_of_nf4(words_RW, levels_1L, scale_levels_1L, first, out_RC): put the elements of rows in NF4 into `out_RC`.
+# The rows are parts of rows, from block `first` on. `levels_1L` are those of codes, `scale_levels_1L` those of scales
+# in 8 bits, None if scales are in float32.
+_numbers = fused_operator(
+    "numbers_of_nf4(Tensor words, Tensor levels, Tensor? scale_levels, int first, Tensor(a!) numbers) -> ()",
+    _numbers_in_turn,
+    _numbers_at_once,
+)
 
 
 def _quantise_scales(scales_RB: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,12 +130,6 @@ def _quantise_scales(scales_RB: Tensor) -> tuple[Tensor, Tensor]:
     greatest_RG = torch.stack([group.amax(1) for group in groups], dim=1)
     scaled_RB = scales_RB / _of_blocks(torch.where(greatest_RG > 0, greatest_RG, 1.0), 0, scales_RB.shape[1])
     return greatest_RG, _nearest(scaled_RB, levels("scales", scales_RB.device)).to(torch.uint8)
-
-
-def _scales(bytes_RB: Tensor, greatest_RG: Tensor, first: int) -> Tensor:
-    """Scales in float32 of the blocks from number `first` of their rows on."""
-    scaled_RB = levels("scales", bytes_RB.device)[bytes_RB.int()]
-    return scaled_RB * _of_blocks(greatest_RG, first, bytes_RB.shape[1])
 
 
 def _of_blocks(by_group_RG: Tensor, first: int, num_blocks: int) -> Tensor:

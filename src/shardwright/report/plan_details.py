@@ -81,7 +81,7 @@ def _parts(advice: Advice) -> Iterator[Part]:
 
 def _stages_words(number: int, plan: PricedPlan) -> str:
     return say(
-        "Plan {number} has stages of {layers} layers: {share:.1%} faster than with layers spread evenly.",
+        "Plan {number} has {layers} layers: {share:.1%} faster than with layers spread evenly.",
         number=number,
         layers=layers_words(plan.job.plan.layout),
         share=(plan.even_s or 0.0) / float(plan.time.total) - 1,

@@ -8,6 +8,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.percent import percent_text
 from shardwright.config.phrase import each, note_phrase, say
 from shardwright.config.software import software_of
+from shardwright.config.text_columns import terminal_width
 from shardwright.config.units import GIB, number_text, seconds_text, tokens_text
 from shardwright.cost.failures import Goodput
 from shardwright.cost.money import price_words
@@ -42,7 +43,9 @@ from shardwright.simulate.closed_form import StepTime
 
 _OTHER_SOFTWARE = say("For plans of software that you run: --for megatron, --for torchtitan, or --as NAME.")
 SCREEN_LINES = 40
+_SCREEN_COLUMNS = 100  # with so many, a screen has no more lines
 _MOST_REASONS = 4
+_LEAST_REASONS = 2  # where there are fewer columns
 _SHOWN_DIFFERENCES = 2
 _LEAST_PART = 0.005  # of a step
 _LEAST_REASON = 5e-4  # of a step
@@ -58,7 +61,8 @@ def plan_screens(advice: Advice, notes: Sequence[str] = ()) -> Iterator[list[Scr
     """The screens of an advice, for one that is to have few lines: each has one reason less than the one before."""
     above, below = _above_reasons(advice), _below_reasons(advice, notes)
     reasons = _shown_reasons(advice)
-    for num_reasons in range(len(reasons), -1, -1):
+    least = 0 if terminal_width() >= _SCREEN_COLUMNS else min(_LEAST_REASONS, len(reasons))
+    for num_reasons in range(len(reasons), least - 1, -1):
         yield [*above, *([_reasons_table(reasons[:num_reasons])] if num_reasons else []), *below]
 
 
@@ -150,7 +154,7 @@ def lacks_note(job: JobSpec, missing: tuple[str, ...]) -> str:
 def _plan_lines(advice: Advice, plan: PricedPlan) -> ScreenPart:
     layers = ""
     if plan.job.plan.layout:
-        layers = say(", layers by stage {layers}", layers=layers_words(plan.job.plan.layout))
+        layers = say(", layers: {layers}", layers=layers_words(plan.job.plan.layout))
     recommended = say("Recommended: {plan}{layers}", plan=job_words(plan.job), layers=layers)
     speed = say(
         "{step} a step, {rate:,.0f} tokens/s/device, MFU {mfu:.1%}, {memory}.",
@@ -264,7 +268,7 @@ def _plans_table(advice: Advice) -> ScreenPart:
         for number, plan in enumerate(advice.plans, 1)
     ]
     heading = ("", say("step"), say("P(1 faster)"), "MFU", "GiB", say("days"), say("money"), say("plan"))
-    return WideRows(heading, rows, is_first_best=True, is_cut=True, below=software_beside(advice.plans))
+    return WideRows(heading, rows, is_first_best=True, below=software_beside(advice.plans))
 
 
 def _shares_words(plan: PricedPlan) -> str:
@@ -276,12 +280,12 @@ def _shares_words(plan: PricedPlan) -> str:
 
 
 def _branch_words(job: JobSpec) -> list[str]:
-    """A sentence on the branch of the tree of `learn choosing` on which the job stands, if it has one."""
+    """A sentence on what is usual by the tree of `learn choosing` for the job's state, if it is in it."""
     first = place_of_state(job)
     if first is None:
         return []
-    verdict = say("this plan is on it") if first.agrees else say("this plan is on another")
-    return [say("Branch of `learn choosing`: {place}; {verdict}.", place=first.words, verdict=verdict)]
+    verdict = say("this plan agrees") if first.agrees else say("this plan differs")
+    return [say("Rule of thumb (`learn choosing`): {place}; {verdict}.", place=first.words, verdict=verdict)]
 
 
 def nearest_reasons(reasons: list[Reason], step_s: float) -> Iterator[Reason]:

@@ -162,9 +162,13 @@ def job_words(job: JobSpec) -> str:
 
 
 def layers_words(layout: Sequence[int]) -> str:
-    """Layers by stage, with equal neighbours joined: "7, 14 x 8, 7"."""
-    runs = [(layers, len(list(stages))) for layers, stages in itertools.groupby(layout)]
-    return ", ".join(f"{count} x {layers}" if count > 1 else str(layers) for layers, count in runs)
+    """The layers of stages, first to last, with equal neighbours counted: "1 stage of 7, 14 of 8, 1 of 7"."""
+    (first, *runs) = [(layers, len(list(stages))) for layers, stages in itertools.groupby(layout)]
+    beginning = say("1 stage of {layers}", layers=first[0])
+    if first[1] > 1:
+        beginning = say("{stages} stages of {layers}", stages=first[1], layers=first[0])
+    others = [say("{stages} of {layers}", stages=count, layers=layers) for layers, count in runs]
+    return say("{listed}", listed=(beginning, *others))
 
 
 def marked_words(plan: PricedPlan) -> str:

@@ -1,5 +1,6 @@
 """The controls of the page: its fields, their choices and their meanings, from the description of a job."""
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -8,12 +9,13 @@ from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.field_texts import field_choices
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import Phrase, say, with_changed_texts
 from shardwright.config.rank_order import ORDERS
 from shardwright.interchange.system import SYSTEMS
 from shardwright.report.step_cost import part_words
 from shardwright.studio.page_state import page_fields
 
+_OPTION = re.compile(r"--set (?P<field>[a-z_.]+)=[A-Z]+")  # in notes for a command line
 _MEANINGS = {  # of controls that set no field
     "device": say("Device of the cluster, in its usual nodes with its usual links."),
     "devices": say("Devices of the cluster."),
@@ -38,6 +40,23 @@ class Control:
 
 def _choice(key: str, label: str, choices: tuple[str, ...] = ()) -> Control:
     return Control(key, label, "choice", choices or field_choices(JobSpec, key))
+
+
+def on_page(note: str) -> str:
+    """A note for the page, on which a field is a control, or a line of a job's file where it has none."""
+
+    def changed(text: str) -> str:
+        option = _OPTION.fullmatch(text)
+        return _OPTION.sub(lambda match: _way_to(match["field"]), text) if option is None else _way_to(option["field"])
+
+    return with_changed_texts(note, changed)
+
+
+def _way_to(field: str) -> Phrase:
+    labels = {control.key: control.label for controls in control_groups().values() for control in controls}
+    if field in labels:
+        return say("the control {label}", label=labels[field])
+    return say("{field} in the job's file", field=field)
 
 
 def control_groups() -> dict[str, list[Control]]:

@@ -15,6 +15,7 @@ from shardwright.config.model import ModelSpec
 from shardwright.config.phrase import ENGLISH
 from shardwright.cost.calibration import shipped
 from shardwright.report.plan_parts import PARTS, Part, PredictedPlan
+from shardwright.studio.controls import on_page
 from shardwright.studio.page_state import SECTIONS, PageState
 
 PRICED = ("job", "step")  # parts that tell of money and failures, too
@@ -69,7 +70,9 @@ class PlanAnswers:
             job = job.model_copy(update={"model": self._model})
         self._model = job.model
         key = _UnpricedKey(job)
-        return key, PredictedPlan(job, state.asked.notes, self._unpriced(key), self._language)
+        return key, PredictedPlan(
+            job, [on_page(note) for note in state.asked.notes], self._unpriced(key), self._language
+        )
 
 
 def fault_part(error: PlanError) -> Part:

@@ -87,6 +87,7 @@ _DECODERS = {
 _FIXED_KEYS: Mapping[str, Mapping[str, Any]] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
 _NUMBERS_OF_POSITIONS = ("n_positions", "max_position_embeddings")
 _TIED = "tie_word_embeddings"
+_DRAFT = re.compile(r"(?i)eagle\d*$|draft|medusa|speculator|^dflash")  # classes of speculative decoding
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 
 
@@ -132,9 +133,13 @@ def is_decoder_alone(keys: dict[str, Any]) -> bool:
 
 def fields_of(keys: dict[str, Any]) -> tuple[Fields, list[str]]:
     """(fields of [model], faults) of a configuration."""
+    classes = keys.get("architectures")
+    drafts = [name for name in classes if _DRAFT.search(str(name))] if isinstance(classes, list) else []
     keys, family = text_keys(keys), family_of(keys)
     if family not in FAMILIES:
         return {}, [_family_fault(family)]
+    if drafts:
+        return {}, [_draft_fault(str(drafts[0]))]
     reader, fields = _read(keys, family)
     longest = fields["sequence"]
     if fields.get("positions") != "learned":
@@ -222,6 +227,14 @@ def _defaults() -> dict[str, dict[str, Any]]:
 def _model_name(path: Path) -> str:
     """The name of a model: that of its folder, or of a file with another name than config.json."""
     return path.absolute().parent.name or "model" if path.name == CONFIG else path.stem
+
+
+def _draft_fault(name: str) -> str:
+    return say(
+        "architectures names {name}, which drafts tokens beside another model, whose hidden states it takes; name the "
+        "config.json of that model",
+        name=shortened(name),
+    )
 
 
 def _family_fault(family: str) -> str:

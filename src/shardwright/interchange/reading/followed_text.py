@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_conditions import fits_pattern
+from shardwright.interchange.reading.shell_counted_loops import counted
 from shardwright.interchange.reading.shell_guards import GuardedText
 from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 from shardwright.interchange.reading.shell_skipped import SkippedPart, assigned, names_of
@@ -246,7 +247,7 @@ class FollowedText(GuardedText):
 
     def _loop(self, active: bool, level: int) -> bool:
         """Follow a loop whose condition or items are known; note another, and make unknown what it would set."""
-        start, kind, line = self.at, self.tokens[self.at].plain, self.tokens[self.at].line
+        start, kind, line, name = self.at, self.tokens[self.at].plain, self.tokens[self.at].line, ""
         header, part, body = self._pass_over("done", level)
         end = self.at
         if not active:
@@ -254,20 +255,20 @@ class FollowedText(GuardedText):
         if kind in ("while", "until"):
             is_followed = self._while(start + 1, body, kind == "until", level)
         else:
-            items = self._items(header)
+            name, items = counted(header, self.script.variables, _MOST_ROUNDS) or self._items(header)
             is_followed = items is not None and kind == "for"
             for item in items or () if is_followed else ():
                 if UNKNOWN.match(item):  # which may be any number of words
                     self.script.note_unknown_item(line, item)
-                    self._once(header[1].plain, body, level)
+                    self._once(name, body, level)
                     self.script.doubt(part)
                     continue
-                self.script.variables.put(header[1].plain, item)
+                self.script.variables.put(name, item)
                 if not self._body(body, level):
                     break
         if not is_followed:
             self.script.notes.append(say("line {line}: a {kind} loop is not followed", line=line, kind=kind))
-            names = names_of(header[1:2])
+            names = names_of(header[1:2]) if kind in ("while", "until") or not name else [name]
             if kind == "for" and names:
                 self._once(names[0], body, level)
             for name in names:
@@ -311,17 +312,18 @@ class FollowedText(GuardedText):
             self.ended = False
         return not self.ended and jump != "break"
 
-    def _items(self, header: Sequence[Token]) -> list[str] | None:
-        """The words that a for loop goes through; None if all are unknown, or they are many."""
+    def _items(self, header: Sequence[Token]) -> tuple[str, list[str] | None]:
+        """The variable of a for loop and the words that it goes through; none if all are unknown, or they are many."""
         tokens = [token for token in header[2:] if not token.operator]
-        variables = self.script.variables
+        name, variables = header[1].plain if header[1:] else "", self.script.variables
         if tokens and tokens[0].plain != "in":
-            return None
+            return name, None
         words = [word for token in tokens[1:] for word in variables.words_of(token)]
         if not tokens:
             arguments = variables.values.get("@")
             words = arguments if isinstance(arguments, list) else []
-        return words if len(words) <= _MOST_ROUNDS and not (words and all(map(UNKNOWN.match, words))) else None
+        is_known = len(words) <= _MOST_ROUNDS and not (words and all(map(UNKNOWN.match, words)))
+        return name, words if is_known else None
 
     def _simple(self, active: bool) -> bool | None:
         """Follow a simple command with the assignments and redirections around it."""

@@ -29,6 +29,8 @@ def is_true(words: list[str], variables: Variables) -> bool | None:
     known_parts = [UNKNOWN.sub("", word) for word in words]
     if len(words) <= 1:
         return bool(known_parts and known_parts[0])
+    if len(words) == 2 and words[0] in ("-n", "-z") and variables.values.keys() & {*unknown_names(words[1])}:
+        return None  # the script itself made it
     if len(words) == 2:
         return {"-n": bool(known_parts[1]), "-z": not known_parts[1], "-v": words[1] in variables.values}.get(
             words[0], True if words[0] in ("-f", "-d", "-e", "-s", "-r", "-x") else None

@@ -124,7 +124,7 @@ class ShellReader:
                 self._word()
 
     def _operator(self, sign: str) -> None:
-        if sign == "((" and not self._begins_command():
+        if sign == "((" and not (self._begins_command() or self.tokens[-1].plain == "for"):
             sign = "("
         if sign[0] in "<>" and self._is_descriptor():
             self.tokens.pop()

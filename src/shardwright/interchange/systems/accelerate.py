@@ -330,6 +330,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     read_model(parts.model, asked, settings, fields)
     for row in TABLE:
         read_row(row, settings, fields)
+    _tell_engine_left_out(settings)
     known_in = ("accelerate", "deepspeed", "options", *systems)
     settings.faults += loose_faults(command.loose if command else (), settings, *known_in)
     settings.ignore(WORLD)
@@ -340,6 +341,23 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     uses_launcher = bool(processes) and not asked.cluster.devices and processes % machines == 0
     shape = (machines, processes // machines) if uses_launcher else (0, 0)
     return ReadResult(fields, settings, software, *shape, known_in)
+
+
+def _tell_engine_left_out(settings: Settings) -> None:
+    """A fault if a file of DeepSpeed's is there, and nothing that starts the program turns DeepSpeed on."""
+    keys = [name for name in settings.given if name.startswith("zero_optimization.")]
+    if not keys or _kind(settings) == "DEEPSPEED" or settings.number(deepspeed.STAGE, 0) == 0:
+        return
+    stage = settings.setting_text(deepspeed.STAGE[0])
+    settings.ignore(*keys)
+    if "plan.zero" not in settings.overrides:
+        settings.faults.append(
+            say(
+                "{setting}: this file of DeepSpeed's is there, and nothing that starts the program turns DeepSpeed on; "
+                "name the file of Accelerate that does, or say the stage that holds: --set plan.zero=N",
+                setting=stage,
+            )
+        )
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:

@@ -57,16 +57,22 @@ class _Program:
     loads_by_word: bool = False
 
 
+_PLAIN_SWITCHES = ("use_lora", "lora", "enable_lora", "peft_enabled")  # of people's own programs
+_NF4_SWITCHES = ("qlora", "use_qlora", "enable_qlora")  # of such programs alone: other bases of MindSpeed-LLM's
 _PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
 _PROGRAMS = (
     _Program("use_peft", ("true", "1", "yes"), 16, 32.0, _PEFT_TARGETS),
     _Program("use_peft_lora", ("true", "1"), 64, 16.0, ("query", "key", "value", "gate", "up", "down")),
-    *(_Program(switch, ("true", "1"), 0, 0.0, ()) for switch in ("use_lora", "lora", "enable_lora")),
+    _Program("mindspeed_lora", ("true",), 16, 32.0, ()),  # of the flags of MindSpeed-LLM that name modules
+    *(
+        _Program(switch, ("true", "1"), 0, 0.0, (), nf4_words=("true", "1"), loads_by_word=True)
+        for switch in _NF4_SWITCHES
+    ),
+    *(_Program(switch, ("true", "1"), 0, 0.0, ()) for switch in _PLAIN_SWITCHES),
     _Program("finetuning_type", ("lora",), 8, 0.0, TARGETS, is_double=True),
     _Program("adapter", ("lora", "qlora"), 8, 16.0, _PEFT_TARGETS, is_double=True, nf4_words=("qlora",)),
     _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_type", ("lora",), 8, 32.0, TARGETS),
-    _Program("mindspeed_lora", ("true",), 16, 32.0, ()),  # of the flags of MindSpeed-LLM that name modules
     # Firefly, and programs made of it, load in NF4 with quantised scales (load_model in its train.py).
     _Program("trains_qlora", ("true",), 64, 16.0, TARGETS, is_double=True),  # of _QLORA_DEFAULTS alone
     _Program(
@@ -136,7 +142,8 @@ def with_adapters_by_name(program: str, options: dict[str, Any]) -> dict[str, An
 
 def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str] = "--{}".format) -> None:
     """Set the fields of [model.adapter], if the settings ask for adapters. `spelled` gives the name of a setting."""
-    program = next((p for p in _PROGRAMS if _switch(settings, spelled(p.switch)) in p.words), None)
+    known = [p for p in _PROGRAMS if p.switch not in _NF4_SWITCHES or spelled(p.switch).startswith("--")]
+    program = next((p for p in known if _switch(settings, spelled(p.switch)) in p.words), None)
     if _switch(settings, spelled("bits")) in _NO_BITS:
         settings.ignore(spelled("bits"))
     if program is None:
@@ -158,6 +165,8 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     if is_in_nf4 or (is_in_4_bits and (program.loads_by_word or not program.nf4_words)):
         _read_nf4(settings, fields, program, spelled)
     settings.text(spelled(program.switch))  # now it is read
+    if program.loads_by_word:
+        settings.ignore(*map(spelled, _PLAIN_SWITCHES))
     ranks = (spelled("lora_r"), spelled("lora_rank"), *([] if program.rank else [spelled("r")]))
     if not program.rank and not settings.has(*ranks) and "model.adapter.rank" not in settings.overrides:
         settings.faults.append(

@@ -27,6 +27,8 @@ SIGNS = (
 )
 _STARTED = (FileSigns(commands=(r"\.py\b.*\s--config[= ]",)),)  # as many programs are, so its file comes first
 _RINGS = {"ring": "ring", "ulysses": "ulysses", "headwise": "ulysses"}  # of forks
+_OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "muon": "muon"}
+_EPSILON = "training.optimizer.muon_eps"
 _ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
 
 
@@ -36,8 +38,17 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     settings.ignore("model.dtype")  # picotron looks at the device alone
     fields |= {"precision.compute": "bf16", "precision.gradients": "float32"}
     settings.lost.append(say("the optimizer changes bf16 weights there, and keeps them in float32 too here"))
-    fields |= {"optimizer.name": "adamw", "optimizer.weight_decay": 0.01, "optimizer.beta2": 0.999}
-    fields |= {"optimizer.clip_grad_norm": 0.0, "optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
+    name = settings.one_of("training.optimizer.name", _OPTIMIZERS, "adamw", "optimizer.name")  # of forks
+    decay = settings.number(("training.optimizer.weight_decay",), 0.01)
+    fields |= {"optimizer.name": name, "optimizer.weight_decay": decay, "optimizer.beta2": 0.999}
+    if name == "muon":
+        fields["optimizer.momentum"] = settings.number(("training.optimizer.momentum",), 0.95)
+        fields["optimizer.newton_schulz_steps"] = settings.count("training.optimizer.ns_steps", 5, least=1)
+    settings.ignore(*(key for key in settings.given if key.startswith(("training.optimizer.ns_co", _EPSILON))))
+    if settings.flag("training.torch_compile"):
+        settings.lose("training.torch_compile", say("this changes the time of a step, which is not counted"))
+    fields |= {"optimizer.clip_grad_norm": settings.number(("training.grad_clip_norm",), 0.0)}
+    fields |= {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
 
 
 def _read_batch(settings: Settings, fields: Flat) -> None:
@@ -60,6 +71,10 @@ def _read_shape(settings: Settings, fields: Flat) -> None:
     ):
         if (value := settings.count(f"model.{name}", 0)) > 0:
             fields[f"model.{job_field}"] = value
+    if tokens := settings.count("model.vocab_size", 0):  # of forks
+        fields["model.vocab"] = tokens
+    if positions := settings.count("model.max_position_embeddings", 0):
+        fields["model.longest_sequence"] = positions
     if fields.get("model.tied_embeddings"):
         settings.note(say("the output head has weights of its own, as picotron has it"))
     if fields.get("model.qkv_bias") or fields.get("model.bias"):

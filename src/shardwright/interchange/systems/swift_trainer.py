@@ -14,6 +14,8 @@ from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.launched_ranks import visible_devices
+from shardwright.interchange.launcher import Launched
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.systems.trainer_files import TrainerFile
@@ -31,6 +33,7 @@ _FSDP2 = {
     "fsdp": "full_shard auto_wrap",
     "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
 }
+_SHARDED = re.compile(r"--(?:deepspeed[ =]+\S*zero_?3|fsdp[ =])")
 _TYPES = ("train_type", "tuner_type", "sft_type")
 _LEAST_SEQUENCES = 16  # of a step, to which ms-swift accumulates
 _RATES = {"full": 1e-5}  # by what is trained; 1e-4 for the rest
@@ -80,6 +83,25 @@ def _accumulation(data: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     return {"gradient_accumulation_steps": max(1, -(-_LEAST_SEQUENCES // max(1, size)))}
 
 
+def _shared_devices(command: Launched) -> list[str]:
+    """A fault if a process has several of the visible devices: ms-swift spreads the layers of a copy over them then,
+    one device after the other (device_map), unless DeepSpeed's stage 3 or FSDP shards them."""
+    visible = visible_devices(command.exported.get("CUDA_VISIBLE_DEVICES", ""))
+    processes = command.exported.get("NPROC_PER_NODE", "")
+    num_processes = whole(processes) or (0 if processes or command.launcher_settings else 1)
+    if not num_processes or visible <= num_processes or _SHARDED.search(" ".join(command.arguments)):
+        return []
+    return [
+        say(
+            "NPROC_PER_NODE = {processes} starts fewer processes than the {visible} devices of CUDA_VISIBLE_DEVICES, "
+            "and ms-swift spreads the layers of a copy over the devices of a process, which is not counted here; say "
+            "as many as devices, or how many devices hold whole copies with --devices",
+            processes=num_processes,
+            visible=visible,
+        )
+    ]
+
+
 def _size(data: Mapping[str, Any]) -> int:
     """The sequences of a microbatch."""
     size = data.get("per_device_train_batch_size", data.get("batch_size", 1))  # the latter in releases before 3
@@ -106,6 +128,7 @@ SWIFT = TrainerFile(
     _refusals,
     signs=(FileSigns(commands=(_COMMAND,)),),
     by_ranks=_accumulation,
+    launched=_shared_devices,
 )
 
 

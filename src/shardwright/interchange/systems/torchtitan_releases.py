@@ -143,7 +143,11 @@ class Release:
 
     def faults(self, settings: Mapping[str, Any]) -> list[str]:
         """Faults for settings of other releases that this release refuses."""
-        refused = [name for name in settings if name in self.lacks or name in self.spelled]
+        refused = [
+            name
+            for name in settings
+            if (name in self.lacks and not (name.endswith("_degree") and settings[name] == 1)) or name in self.spelled
+        ]
         return [
             say(
                 "{name} is no setting of torchtitan {release}; {way_out}",

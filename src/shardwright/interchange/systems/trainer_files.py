@@ -3,7 +3,7 @@ axolotl. They say options of TrainingArguments, under their own names and defaul
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -71,6 +71,7 @@ class TrainerFile:
     says_kind_by_names: bool = field(default=False, kw_only=True)  # no option of its own says what is trained
     by_ranks: Callable[[Mapping[str, Any], int], dict[str, Any]] = field(default=lambda data, ranks: {}, kw_only=True)
     has_megatron: bool = field(default=False, kw_only=True)  # its options may be Megatron-LM's, too
+    launched: Callable[[Launched], Sequence[str]] = field(default=lambda command: (), kw_only=True)  # faults of these
 
     def read(self, texts: Mapping[str, str], asked: Asked) -> ReadResult:
         """Read the file of a program, with the files that it names and the model's config.json. Raises ShellFault."""
@@ -98,6 +99,7 @@ class TrainerFile:
         launched = command.nodes * command.devices_per_node if command else 0
         merged |= self.by_ranks(merged, asked.cluster.devices or launched)
         faults = (*_missing_files(merged, command, [PurePath(name).name for name in data]), *self.refused(merged))
+        faults += (*self.launched(command),) if command and not asked.cluster.devices else ()
         if self.has_megatron and is_megatron(merged):
             return read_options(merged, model, command, asked, faults)
         given = {key: value for keys in engine.values() for key, value in flat_keys(keys).items()}

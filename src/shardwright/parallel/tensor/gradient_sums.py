@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+import shardwright.parallel.tensor.added_on_meta  # noqa: F401 - registers what dry runs under torch 2.11 lack
 from shardwright.sharding.block_sizes import rows_at_once
 
 

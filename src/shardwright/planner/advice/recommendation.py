@@ -71,7 +71,7 @@ def plans_of(
                 constants,
                 wanted,
                 num_shown=1,
-                most_token_s=lambda sized: most / _weight(wanted, sized),
+                hosted_within=lambda sized: most / _weight(wanted, sized),
             )
         advice = surely_hosted(hosted, advice)
     if on_device and (not advice.plans or _is_hosted(advice.plans[0].job)):
@@ -118,11 +118,13 @@ def _is_hosted(job: JobSpec) -> bool:
 
 def surely_hosted(hosted: Advice, on_device: Advice) -> Advice:
     """The advice whose first plan keeps state in host memory; that without such plans, if both can't be told apart, or
-    if the first has no such plan."""
+    if the first has no such plan that is faster."""
     if not (hosted.plans and _is_hosted(hosted.plans[0].job)):
         return on_device
     first, other = hosted.plans[0], on_device.plans[0]
     cost, other_cost = (plan.token_s * _weight(hosted.objective, plan.job) for plan in (first, other))
+    if cost >= other_cost:
+        return on_device
     confidence = fitted_spread().confidence(math.log(other_cost / cost), kinds_between(first.job, other.job))
     if confidence >= TOLD_APART:
         return hosted
@@ -141,11 +143,11 @@ def best_plans(
     objective: Objective,
     num_shown: int,
     *,
-    most_token_s: Callable[[JobSpec], float] = lambda _: math.inf,
+    hosted_within: Callable[[JobSpec], float] | None = None,
 ) -> Advice:
-    """Search plans that take at most `most_token_s` seconds a token, by the job on its nodes, and price those that the
-    search returns. Their steps were simulated by the search."""
-    chosen_job, result = best(job, constraints, constants, objective, num_shown=num_shown, most_token_s=most_token_s)
+    """Search plans, with `hosted_within` as in `objectives.best`, and price those that the search returns. Their steps
+    were simulated by the search."""
+    chosen_job, result = best(job, constraints, constants, objective, num_shown=num_shown, hosted_within=hosted_within)
     plans = priced([plan.job for plan in result.candidates], constants, [plan.time for plan in result.candidates])
     plans = [replace(plan, even_s=simulated.even_s) for plan, simulated in zip(plans, result.candidates, strict=True)]
     plans.sort(key=attrgetter("token_s"))

@@ -48,10 +48,10 @@ class PlaceOfState:
         """The place with the job's numbers."""
         numbers = {"state": memory_text(int(self.state_bytes)), "node": self.node, "domain": self.domain}
         if self.place == "device":
-            return say("{state} of state fit one device", **numbers)
+            return say("{state} of state fit one device, so no tp and no pp", **numbers)
         if self.place == "node":
-            return say("{state} of state fit a {domain} of {node:,}", **numbers)
-        return say("{state} of state are more than a {domain} of {node:,}", **numbers)
+            return say("{state} of state fit a {domain} of {node:,}, so ZeRO or tp inside it, no pp", **numbers)
+        return say("{state} of state are more than a {domain} of {node:,} holds, so tp, pp or ZeRO-3", **numbers)
 
 
 def place_of_state(job: JobSpec) -> PlaceOfState | None:

@@ -67,7 +67,8 @@ def ranked_kinds(
     branch_and_bound = _BranchAndBound(scope)
     most_bytes = scope.room + host_room_bytes(scope.job.cluster)
     if SURE_STATE * bounds.least_state_bytes(scope.job, scope.constants) <= most_bytes:
-        branch_and_bound.price_first_guess()
+        if not scope.hosted_only:  # a guess keeps all state on the device
+            branch_and_bound.price_first_guess()
         branch_and_bound.search_all(on_first_kinds)
     return branch_and_bound.kinds(), branch_and_bound.tally
 
@@ -101,7 +102,7 @@ class _BranchAndBound:
         job, constraints, rows = scope.job, scope.constraints, scope.rows
         self.job, self.constraints, self.constants = job, constraints, scope.constants
         self.room, self.memo, self.corrections = scope.room, scope.memo, scope.corrections
-        self.most_token_s = scope.most_token_s
+        self.most_token_s, self.hosted_only = scope.most_token_s, scope.hosted_only
         self.rates = rates_of(run_of(job), scope.constants)
         kinds, kind_of_row = np.unique(kind_codes(rows), return_inverse=True)
         # `layers` has one row for all rows of degrees with equal layers; `layer` is its index, for each row.
@@ -305,10 +306,7 @@ class _BranchAndBound:
         else:
             sizes = [len(block)]
         too_large: list[PlanBlock] = []
-        begin = 0
-        for size in sizes:
-            indices = order[begin : begin + size]
-            begin += size
+        for indices in np.split(order, np.cumsum(sizes)[:-1]):
             part = block.where(self._rows_below_limits(block, indices))
             sharded = space.with_sharing(self.job, self.constraints, part)
             sharded, offloaded = self._with_room(self._sharded_below_limits(sharded))
@@ -386,6 +384,8 @@ class _BranchAndBound:
         fitting, too_large = block.where(is_fitting), block.where(~is_fitting)
         self.tally.num_priced += len(block)
         self.tally.num_fit += len(fitting)
+        if self.hosted_only:
+            fitting = fitting.where(fitting.is_hosted)
         if not len(fitting):
             return too_large
         token_s = laid_out_token_s(self.job, fitting, self.constants, self.memo)
@@ -396,5 +396,4 @@ class _BranchAndBound:
 
     def kinds(self) -> Kinds:
         """The best plans of each kind, with lower bounds on their time; the fastest kind first."""
-        kinds = map(self.shown.plans_of_kind, self.shown.places)
-        return sorted(kinds, key=lambda places: places[0].token_s)
+        return sorted(map(self.shown.plans_of_kind, self.shown.places), key=lambda places: places[0].token_s)

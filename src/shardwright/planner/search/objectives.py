@@ -90,10 +90,13 @@ def best(
     objective: Objective,
     num_shown: int,
     *,
-    most_token_s: Callable[[JobSpec], float] = lambda _: math.inf,
+    hosted_within: Callable[[JobSpec], float] | None = None,
 ) -> tuple[JobSpec, SearchResult]:
-    """The job on as many nodes as the objective takes, and the result of the search there, of plans that take at most
-    `most_token_s` seconds a token, by the job on its nodes. `check_in_time` then checks the deadline.
+    """The job on as many nodes as the objective takes, and the result of the search there. `check_in_time` then checks
+    the deadline.
+
+    With `hosted_within` plans with state in host memory alone are searched, of those that have no room without, and of
+    these the ones that take at most so many seconds a token, by the job on its nodes.
 
     Sizes are compared by their fastest plans, whose steps are simulated in full.
     """
@@ -101,7 +104,9 @@ def best(
 
     def result_of(nodes: int, shown: int = 1) -> SearchResult:
         sized = on_nodes(job, nodes)
-        return search(sized, constraints, constants, shown, most_token_s=most_token_s(sized))
+        if hosted_within is None:
+            return search(sized, constraints, constants, shown)
+        return search(sized, constraints, constants, shown, most_token_s=hosted_within(sized), hosted_only=True)
 
     def token_s_on(nodes: int) -> float:
         if nodes not in tried:

@@ -101,6 +101,11 @@ class PlanBlock:
         """The number of copies of each stage in a pipeline, for each plan."""
         return schedule_column(self.schedule, lambda facts: facts.num_copies)
 
+    @property
+    def is_hosted(self) -> Column:
+        """Mask of the plans that keep optimizer state or parameters in host memory."""
+        return np.asarray((self.columns["offload_optimizer"] > 0) | self.columns["offload_parameters"])
+
     def __len__(self) -> int:
         return len(self.columns["dp"])
 

@@ -23,6 +23,7 @@ from shardwright.planner.search.adjacent_plans import numbers_of_plan
 from shardwright.planner.search.branch_and_bound import ranked_kinds
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.empty_space import empty_space_faults, refuse_no_cluster
+from shardwright.planner.search.idle_zero import without_idle_zero
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import DEGREES, Column, kind_codes, select
 from shardwright.planner.search.plan_price import room_bytes, sure_room_bytes
@@ -41,6 +42,8 @@ def search(
     room: float | None = None,
     memo: Memo | None = None,
     most_token_s: float = math.inf,
+    *,
+    hosted_only: bool = False,
 ) -> SearchResult:
     """Find the fastest plans of `num_shown` kinds that fit in `room` bytes of a device; if it is None, those that fit
     surely or, if there are none, those that are expected to fit.
@@ -62,7 +65,15 @@ def search(
     memo = memo or Memo()
     for searched_room in rooms:
         scope = SearchScope(
-            job, constraints, constants, rows, num_shown, searched_room, memo, most_token_s=most_token_s
+            job,
+            constraints,
+            constants,
+            rows,
+            num_shown,
+            searched_room,
+            memo,
+            most_token_s=most_token_s,
+            hosted_only=hosted_only,
         )
         result = _result_of(scope)
         if result.candidates:
@@ -74,7 +85,7 @@ def _result_of(scope: SearchScope) -> SearchResult:
     """The fastest plans of a scope."""
     started = time.perf_counter()
     job, constants, num_shown = scope.job, scope.constants, scope.num_shown
-    simulated = SimulatedPlans(job, scope.constraints, constants, scope.rows, room=scope.room, memo=scope.memo)
+    simulated = SimulatedPlans(scope)
     with simulated.begun_early() as begin_early:
         kinds, tally = ranked_kinds(scope, lambda first_kinds: begin_early(first_kinds[:num_shown]))
     candidates = simulated.fastest(kinds, num_shown)
@@ -90,7 +101,8 @@ def _result_of(scope: SearchScope) -> SearchResult:
         candidates = simulated.fastest(kinds, num_shown)
     tally.num_simulated = simulated.num_simulated
     tally.seconds = time.perf_counter() - started
-    return SearchResult(candidates, tally)
+    named = [without_idle_zero(plan, scope.constraints, constants) for plan in candidates]
+    return SearchResult(named, tally)
 
 
 def _unsearched(

@@ -17,7 +17,8 @@ class SearchScope:
 
     `rows` are the degrees of the space. Plans of `num_shown` kinds are wanted that fit in `room` bytes of a device.
     `memo` keeps results for the model and the cluster, and `corrections` are those of memory by the exact account.
-    Plans that surely take more than `most_token_s` seconds a token are left out.
+    Plans that surely take more than `most_token_s` seconds a token are left out. With `hosted_only` so are plans that
+    fit without state in host memory; a local search may come to one of them.
     """
 
     job: JobSpec
@@ -29,3 +30,4 @@ class SearchScope:
     memo: Memo = field(default_factory=Memo)
     corrections: Corrections = field(default_factory=Corrections)
     most_token_s: float = math.inf
+    hosted_only: bool = False

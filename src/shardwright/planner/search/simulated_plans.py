@@ -5,13 +5,12 @@ of a kind. Plans are simulated and judged ahead by forked copies of this process
 same whoever makes it.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import NamedTuple
 
 from shardwright.config.job import JobSpec
-from shardwright.cost.calibration import Constants
-from shardwright.layers.memo import Memo
 from shardwright.planner.search.adjacent_search import (
     LONG_STEP_KINDS,
     SHORT_STEP,
@@ -20,12 +19,11 @@ from shardwright.planner.search.adjacent_search import (
     is_long,
     num_actions,
 )
-from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.forked_copies import ForkedCopy, forked_copies, num_processes, shared
-from shardwright.planner.search.plan_block import Columns
 from shardwright.planner.search.promising import QUICK, THOROUGH, UNEVEN
 from shardwright.planner.search.results import PlanPlace, SimulatedPlan
 from shardwright.planner.search.search_progress import Phase, tell
+from shardwright.planner.search.search_scope import SearchScope
 from shardwright.planner.search.step_times import KnownSteps, plan_key
 
 _THOROUGH_KINDS = 3  # get a thorough local search, however long their steps are
@@ -43,17 +41,18 @@ class _Ahead(NamedTuple):
 
 
 class SimulatedPlans:
-    """Simulated steps of plans, and which plans fit in `room` bytes of a device.
+    """Simulated steps of plans of a scope, and which plans fit in its room.
 
-    `rows` are the degrees of the space. `refuted` has the fastest plan of each kind without a fitting plan.
+    `refuted` has the fastest plan of each kind without a fitting plan. Kinds are left out that no local search brings
+    below `most_token_s` of the scope.
     """
 
-    def __init__(
-        self, job: JobSpec, constraints: Constraints, constants: Constants, rows: Columns, room: float, memo: Memo
-    ) -> None:
-        self.job = job
+    def __init__(self, scope: SearchScope) -> None:
+        self.job, self._most_token_s = scope.job, scope.most_token_s
         self.refuted: dict[str, JobSpec] = {}
-        self._search = AdjacentSearch(job, constraints, constants, rows, room, memo)
+        self._search = AdjacentSearch(
+            scope.job, scope.constraints, scope.constants, scope.rows, room=scope.room, memo=scope.memo
+        )
         self._kinds: dict[int, tuple[Sequence[PlanPlace], KindPlans]] = {}  # with a plan that may fit, by their codes
 
     @property
@@ -91,7 +90,8 @@ class SimulatedPlans:
         fastest plan is added to `refuted`.
         """
         self._take_first(kinds, num_shown)
-        chosen = list(self._kinds.values())
+        most_s = _MAY_WIN * self._most_token_s
+        chosen = [item for item in self._kinds.values() if item[1].best.token_s <= most_s]
         chosen.sort(key=lambda item: item[1].best.token_s)
         kinds_shown = [kind for _, kind in chosen[:num_shown]]
         tell(Phase.SIMULATING, 0.45)
@@ -125,9 +125,10 @@ class SimulatedPlans:
     def _is_enough(self, kinds: Sequence[Sequence[PlanPlace]], number: int, num_shown: int) -> bool:
         """True if kind `number`, and so all after it, are surely slower than `num_shown` kinds that were simulated."""
         best_s = sorted(kind.best.token_s for _, kind in self._kinds.values())
-        if number == len(kinds) or len(best_s) < num_shown:
-            return number == len(kinds)
-        return self._search.times.least_ratio * kinds[number][0].token_s >= best_s[num_shown - 1]
+        if number == len(kinds):
+            return True
+        last_s = best_s[num_shown - 1] if len(best_s) >= num_shown else math.inf
+        return self._search.times.least_ratio * kinds[number][0].token_s >= min(last_s, self._most_token_s)
 
     def _taken_ahead(self, numbered: tuple[int, Sequence[PlanPlace]]) -> _Ahead:
         """The steps and layouts of the plans that are probably simulated of a kind."""
