@@ -390,3 +390,12 @@ def test_a_name_of_a_set_is_refused_with_one_that_is_not() -> None:
         load_job("quickstart", ['data.validation=[{name="fr-1.x", path="README.md"}]']).data.validation[0].name
         == "fr-1.x"
     )
+
+
+def test_equal_descriptions_have_one_hash_and_share_defaults() -> None:
+    """With lists, too; and a default that a description leaves out is not copied for it."""
+    fields = {"model": {"layers": 4}, "plan": {"recompute": "selective", "recompute_operators": ["norm"]}}
+    one, other = (make_job(fields) for _ in range(2))
+    assert one == other and one is not other and hash(one) == hash(other)
+    assert one.data is other.data and one.plan is not other.plan
+    assert len({one, other, make_job({"model": {"layers": 2}})}) == 2

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import shardwright
 from shardwright.config.load import load_job
+from shardwright.measure.meta_results import MetaResults
 from shardwright.train.dry_steps import DrySteps
 
 _SOURCE = str(Path(shardwright.__file__).parent)
@@ -53,12 +54,13 @@ class KernelTraffic(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.kernels: Counter[Kernel] = Counter()
+        self._results = MetaResults()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """One operator."""
-        result = func(*args, **(kwargs or {}))
+        result = self._results.call(func, args, kwargs or {})
         if (num_bytes := moved_bytes(func, args, kwargs or {}, result)) is not None:
             name = func.overloadpacket.__name__
             self.kernels[Kernel(name, *_asked_by(), num_bytes)] += 1

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _SCALARS = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -80,6 +81,17 @@ class MetaResults:
         forms = tuple(_Form.of(r) if isinstance(r, Tensor) else r for r in results) if is_known else ()
         self._forms[key] = (is_one, forms) if is_known and _are_new(results, (args, kwargs)) else False
         return result
+
+
+class MadeOnce(TorchDispatchMode):
+    """While it lasts, operators on tensors without memory run once for each set of inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._results = MetaResults()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return self._results.call(func, args, kwargs or {})
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

@@ -165,11 +165,10 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     measurements = read_runs(runs)
     every_row = predict(measurements, constants)
     rows = [p for p in every_row if not p.row.faults]
-    headline = [p for p in rows if p.ratio and p.row.tier == "A" and p.row.is_latest]
+    headline = headline_of(rows)
     tier_b = [p for p in rows if p.ratio and p.row.tier == "B" and p.row.is_latest]
     scores: dict[str, Any] = {"rows": len(every_row), "predicted": sum(p.time is not None for p in every_row)}
-    scores |= summary(headline, lambda p: p.ratio)
-    scores["by_family"] = _by(headline, lambda p: p.row.family)
+    scores |= headline_scores(headline)
     scores["by_device"] = _by(headline, lambda p: p.row.device)
     scores["tier_b"] = summary(tier_b, lambda p: p.ratio) | {"by_family": _by(tier_b, lambda p: p.row.family)}
     scores["baseline"] = summary(headline, _baseline_ratio)
@@ -194,6 +193,16 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
         scores["apart"]["faults"] += _faults(out_of_memory, out_of_memory_rows)
     scores["predictions"] = [_output_row(p) for p in every_row]
     return scores
+
+
+def headline_of(rows: Sequence[Predicted]) -> list[Predicted]:
+    """The rows that the headline is made of."""
+    return [p for p in rows if p.ratio and not p.row.faults and p.row.tier == "A" and p.row.is_latest]
+
+
+def headline_scores(headline: list[Predicted]) -> dict[str, Any]:
+    """Their scores, together and by family."""
+    return summary(headline, lambda p: p.ratio) | {"by_family": _by(headline, lambda p: p.row.family)}
 
 
 def _apart(rows: Sequence[Predicted]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch.nn.functional import ScalingType
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.config.job import JobSpec
+from shardwright.measure.meta_results import MetaResults
 from shardwright.train.dry_steps import DrySteps
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -349,7 +350,7 @@ class CheckedCalls(TorchDispatchMode):
         super().__init__()
         self.calls: dict[str, int] = {}
         self.faults: dict[str, None] = {}
-        self._keep = keep
+        self._keep, self._results = keep, MetaResults()
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = operator._schema.name + (f".{operator._overloadname}" if operator._overloadname != "default" else "")
@@ -358,7 +359,7 @@ class CheckedCalls(TorchDispatchMode):
             self.calls[name] = self.calls.get(name, 0) + 1
             self.faults |= dict.fromkeys(call_faults(name, arguments))
             self._keep(name, arguments)
-        return operator(*args, **(kwargs or {}))
+        return self._results.call(operator, args, kwargs or {})
 
 
 def checked_step(job: JobSpec, rank: int) -> CheckedCalls:

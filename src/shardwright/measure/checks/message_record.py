@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
+from shardwright.measure.meta_results import MadeOnce
 from shardwright.parallel.comm.process_groups import Connect
 from shardwright.parallel.comm.transport import DryTransport, Together, Transport, Underway
 from shardwright.train.dry_steps import DrySteps
@@ -165,10 +166,11 @@ def recorded_steps(job: JobSpec) -> list[MessageRecord]:
     """The requests of each rank of a job on CUDA in consecutive steps: twice as many as fill its pipeline. Nothing is
     sent."""
     records = []
-    for rank in range(job.plan.world):
-        record = MessageRecord(rank)
-        steps = DrySteps(job, rank, "cuda", record.connecting(lambda lines: DryTransport(is_gloo=False)))
-        for _ in range(2):
-            steps.run()
-        records.append(record)
+    with MadeOnce():
+        for rank in range(job.plan.world):
+            record = MessageRecord(rank)
+            steps = DrySteps(job, rank, "cuda", record.connecting(lambda lines: DryTransport(is_gloo=False)))
+            for _ in range(2):
+                steps.run()
+            records.append(record)
     return records

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from shardwright.config.phrase import say
 from shardwright.measure.checks.access_order import Access, Clock, FreedMemory, MemoryBlock, Worker
 from shardwright.measure.memory_trace import line_of_ours
+from shardwright.measure.meta_results import MetaResults
 from shardwright.parallel.comm.process_groups import Connect
 from shardwright.parallel.comm.transport import DryTransport, Transport
 from shardwright.train.checkpoint.boxes import HeldBox
@@ -316,11 +317,11 @@ class OperatorAccesses(TorchDispatchMode):
 
     def __init__(self, streams: RecordedStreams) -> None:
         super().__init__()
-        self._streams = streams
+        self._streams, self._results = streams, MetaResults()
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = operator(*args, **kwargs)
+        result = self._results.call(operator, args, kwargs)
         schema = operator._schema
         if not schema.is_mutable and any(returned.alias_info is not None for returned in schema.returns):
             return result  # a view: nothing is read
