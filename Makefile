@@ -10,7 +10,7 @@ BUNDLE ?= build/gpu-bundle
 IN_BUNDLE = PYTHONPATH=$(abspath $(BUNDLE)/src):$(abspath $(BUNDLE)/site) $(PYTHON) $(BUNDLE)/benchmarks
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help train test tests-sampled test-all test-fast fuzz fuzz-strangers signals kills soak gpu gpu-bundle gpu-run gpu-probe interchange lowest lint install site site-check pages schemas clean
+.PHONY: help train test tests-sampled test-all test-fast fuzz fuzz-strangers signals kills soak gpu gpu-bundle gpu-run gpu-probe interchange lowest test-torch lint install site site-check pages schemas clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -112,6 +112,17 @@ lowest:  ## the tests that start no processes, under the lowest versions that py
 		pytest pytest-xdist hypothesis
 	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check --no-deps $(OF_TESTS)
 	$(LOWEST)/bin/python -m pytest -q -n auto --maxprocesses 4 -m "not processes" $(OF_NEWEST:%=--ignore=%) $(ARGS)
+
+# Torch of another version. The rest is as constraints.txt has it, but for setuptools: torch 2.11 asks for an older one.
+test-torch: TORCH = 2.11.0
+test-torch: IN_TORCH = build/torch-$(TORCH)
+test-torch: OF_TORCH = measure memory model parallel precision train
+test-torch:  ## the tests of models, numbers, memory and dry runs that start no processes, under version TORCH of torch (TORCH=2.11.0)
+	$(PYTHON) -m venv $(IN_TORCH)
+	sed -E '/^(torch|setuptools)==/d' constraints.txt > $(IN_TORCH)/constraints.txt
+	$(IN_TORCH)/bin/pip install --quiet --no-compile --disable-pip-version-check -c $(IN_TORCH)/constraints.txt \
+		torch==$(TORCH) -e . pytest pytest-xdist hypothesis transformers accelerate
+	$(IN_TORCH)/bin/python -m pytest -q -n auto --maxprocesses 4 -m "not processes" $(OF_TORCH:%=tests/%) $(ARGS)
 
 # The newest torchtitan pins an older `datasets` than the rest here takes; for reading configurations this one does.
 interchange: TITAN = torchtitan==0.3.0 spmd_types==0.2.3 torch_checkpointing==0.1.1
