@@ -13,6 +13,7 @@ from shardwright.api.loaded_job import load
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
+from shardwright.config.cluster import ClusterSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
 from shardwright.config.schedule_facts import searched
@@ -28,7 +29,7 @@ from shardwright.planner.advice.repair import misfit, nearest_that_fit
 from shardwright.planner.advice.rules import first_place_of_state, rules_for
 from shardwright.planner.advice.sensitivity import flips
 from shardwright.planner.search.constraints import constraints_of
-from shardwright.planner.search.objectives import Objective, best, node_counts, on_nodes
+from shardwright.planner.search.objectives import Objective, best, on_devices, sizes_of
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.sample import standing
 from shardwright.planner.stages.best_layout import paying_layout
@@ -223,22 +224,29 @@ def test_the_first_place_that_holds_the_state_names_the_plan(model: str, words: 
 
 
 def test_objectives() -> None:
-    """Fewer nodes are cheaper; a deadline takes as many as it needs; room costs at most a twentieth."""
+    """Fewer devices are cheaper; a deadline takes as many as it needs, of one node too; room costs at most 5 %."""
     job = job_with(dp=8)
     cheap, result = best(job, QUICK, shipped(), Objective("cost"), 1)
     fast = best(job, QUICK, shipped(), Objective(), 1)[1].candidates[0]
-    assert cheap.cluster.nodes * result.candidates[0].token_s <= job.cluster.nodes * fast.token_s
+    assert cheap.cluster.num_devices * result.candidates[0].token_s <= job.cluster.num_devices * fast.token_s
     assert best(job, QUICK, shipped(), Objective("energy"), 1)[0] == cheap  # of one kind, with one price and one power
-    one = best(on_nodes(job, 1), QUICK, shipped(), Objective(), 1)[1].candidates[0].token_s
-    days = 1e9 * one / 86400
-    assert best(job, QUICK, shipped(), Objective("devices", 1e9, 1.01 * days), 1)[0].cluster.nodes == 1
+
+    def days_on(devices: int) -> float:
+        sized = on_devices(job, devices)
+        return 1e9 * best(sized, QUICK, shipped(), Objective(), 1)[1].candidates[0].token_s / 86400
+
+    per_node, days = job.cluster.devices_per_node, days_on(job.cluster.devices_per_node)
+    for devices, most in ((per_node, 1.01 * days), (1, 1.01 * days_on(1)), (2, 0.9 * days_on(1))):
+        sized = best(job, QUICK, shipped(), Objective("devices", 1e9, most), 1)[0]
+        assert sized.cluster.num_devices == devices and sized.cluster.nodes == 1
     assert best(job, QUICK, shipped(), Objective("devices", 1e9, 0.9 * days), 1)[0].cluster.nodes == 2
     with pytest.raises(PlanError, match="days for 1e"):
         plans_of(job, QUICK, shipped(), Objective("devices", 1e9, days / 100))
     roomy = best(job, QUICK, shipped(), Objective("memory"), 1)[1].candidates[0]
     needed = [peak_memory(run_of(result.job), shipped()).process for result in (roomy, fast)]
     assert needed[0] <= needed[1] and roomy.token_s <= 1.05 * fast.token_s
-    assert node_counts(10) == [1, 2, 3, 4, 6, 8, 10]
+    assert sizes_of(ClusterSpec(nodes=10, devices_per_node=8)) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 80]
+    assert sizes_of(ClusterSpec(nodes=1, devices_per_node=6)) == [1, 2, 6]
 
 
 def test_goodput_takes_fewer_nodes_where_failures_eat_the_gain() -> None:

@@ -1,10 +1,11 @@
 """Objectives of a search: the fastest step, the fewest dollars or the least energy a token, the fewest devices for a
 deadline, the fewest days with the time that failures take, the most room.
 
-On one cluster the cheapest plan is the fastest, so cost, energy and devices are searched over the number of its nodes:
-2^i and 3 x 2^i of them, and all. Devices of one kind have one price and one power (cost/money.py), so the nodes that
-take the least energy are the cheapest ones: both are the fewest device-seconds a token. A larger cluster fails more
-often, so the fewest days with failures, restarts and checkpoints in them are searched over its nodes, too.
+On one cluster the cheapest plan is the fastest, so cost, energy and devices are searched over its sizes: 2^i and
+3 x 2^i nodes, all nodes, and 2^i devices of one node, as they are rented too. Devices of one kind have one price and
+one power (cost/money.py), so the size that takes the least energy is the cheapest one: both are the fewest
+device-seconds a token. A larger cluster fails more often, so the fewest days with failures, restarts and checkpoints
+in them are searched over its sizes, too.
 """
 
 import math
@@ -14,6 +15,7 @@ from typing import Literal, get_args
 
 from shardwright.config import largest
 from shardwright.config.base import PlanError
+from shardwright.config.cluster import ClusterSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.cost.calibration import Constants
@@ -92,42 +94,41 @@ def best(
     *,
     hosted_within: Callable[[JobSpec], float] | None = None,
 ) -> tuple[JobSpec, SearchResult]:
-    """The job on as many nodes as the objective takes, and the result of the search there. `check_in_time` then checks
-    the deadline.
+    """The job on as many devices as the objective takes, and the result of the search there. `check_in_time` checks the
+    deadline then.
 
     With `hosted_within` plans with state in host memory alone are searched, of those that have no room without, and of
-    these the ones that take at most so many seconds a token, by the job on its nodes.
+    these the ones that take at most so many seconds a token, by the job on its devices.
 
     Sizes are compared by their fastest plans, whose steps are simulated in full.
     """
     tried: dict[int, float] = {}
 
-    def result_of(nodes: int, shown: int = 1) -> SearchResult:
-        sized = on_nodes(job, nodes)
+    def result_of(devices: int, shown: int = 1) -> SearchResult:
+        sized = on_devices(job, devices)
         if hosted_within is None:
             return search(sized, constraints, constants, shown)
         return search(sized, constraints, constants, shown, most_token_s=hosted_within(sized), hosted_only=True)
 
-    def token_s_on(nodes: int) -> float:
-        if nodes not in tried:
-            tried[nodes] = _token_s(result_of, nodes)
-        return tried[nodes]
+    def token_s_on(devices: int) -> float:
+        if devices not in tried:
+            tried[devices] = _token_s(result_of, devices)
+        return tried[devices]
 
     if objective.name == "memory":
         return job, _roomiest(job, constraints, constants, num_shown)
-    nodes = job.cluster.nodes
+    devices = job.cluster.num_devices
     if objective.name in ("cost", "energy"):
-        nodes = _fewest_device_s(job, objective, token_s_on)
+        devices = _fewest_device_s(job, objective, token_s_on)
     elif objective.name == "goodput":
-        nodes = _fewest_days(job, objective, token_s_on)
+        devices = _fewest_days(job, objective, token_s_on)
     elif objective.name == "devices":
-        nodes = _fewest(job, objective, token_s_on)
-    result = result_of(nodes, num_shown)
-    per_node = job.cluster.devices_per_node
+        devices = _fewest(job, objective, token_s_on)
+    result = result_of(devices, num_shown)
     sizes = tuple(
-        TriedSize(size * per_node, tried[size], objective.training_share(on_nodes(job, size))) for size in sorted(tried)
+        TriedSize(size, tried[size], objective.training_share(on_devices(job, size))) for size in sorted(tried)
     )
-    return on_nodes(job, nodes), replace(result, tried=sizes)
+    return on_devices(job, devices), replace(result, tried=sizes)
 
 
 def check_in_time(job: JobSpec, objective: Objective, token_s: float) -> None:
@@ -137,21 +138,33 @@ def check_in_time(job: JobSpec, objective: Objective, token_s: float) -> None:
         raise PlanError(say("job {name}", name=job.name), [_too_slow(job, objective, token_s)])
 
 
-def on_nodes(job: JobSpec, nodes: int) -> JobSpec:
-    """The job on another number of nodes."""
-    return job.model_copy(update={"cluster": job.cluster.model_copy(update={"nodes": nodes})})
+def on_devices(job: JobSpec, devices: int) -> JobSpec:
+    """The job on another number of devices: whole nodes of its cluster, or a part of one."""
+    cluster = job.cluster
+    if devices == cluster.num_devices:
+        return job
+    per_node = min(devices, cluster.devices_per_node)
+    return job.model_copy(
+        update={"cluster": cluster.model_copy(update={"nodes": devices // per_node, "devices_per_node": per_node})}
+    )
 
 
-def node_counts(most: int) -> list[int]:
-    """The numbers 2^i and 3 x 2^i up to `most`, and `most`, ascending."""
-    powers = {times << power for times in (1, 3) for power in range(most.bit_length())}
-    return sorted({count for count in powers if count <= most} | {most})
+def sizes_of(cluster: ClusterSpec) -> list[int]:
+    """Numbers of devices of a cluster's sizes, ascending: 2^i of one node where these divide it, and 2^i and 3 x 2^i
+    nodes, and all; of a cluster of several parts all its devices alone."""
+    if cluster.parts:
+        return [cluster.num_devices]
+    per_node = cluster.devices_per_node
+    parts = [1 << power for power in range(per_node.bit_length()) if per_node % (1 << power) == 0]
+    powers = {times << power for times in (1, 3) for power in range(cluster.nodes.bit_length())}
+    nodes = {count for count in powers if count <= cluster.nodes} | {cluster.nodes}
+    return sorted({*(part for part in parts if part < per_node), *(count * per_node for count in nodes)})
 
 
-def _token_s(result_of: Callable[[int], SearchResult], nodes: int) -> float:
+def _token_s(result_of: Callable[[int], SearchResult], devices: int) -> float:
     """Seconds a token of the fastest plan; infinite if no plan is legal or fits."""
     try:
-        candidates = result_of(nodes).candidates
+        candidates = result_of(devices).candidates
     except PlanError:
         return float("inf")
     if not candidates:
@@ -160,35 +173,43 @@ def _token_s(result_of: Callable[[int], SearchResult], nodes: int) -> float:
 
 
 def _fewest_device_s(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:
-    """The number of nodes with the fewest device-seconds a token among those that meet the deadline."""
-    times = {nodes: token_s_on(nodes) for nodes in node_counts(job.cluster.nodes)}
-    in_time = {nodes: token_s for nodes, token_s in times.items() if objective.in_time(token_s)}
-    return min(in_time, key=lambda nodes: (nodes * in_time[nodes], nodes), default=job.cluster.nodes)
+    """The size with the fewest device-seconds a token among those that meet the deadline. Parts of a node are tried
+    where one node is the best number of nodes, and as long as they are better."""
+    best = larger = job.cluster.num_devices
+    best_s = math.inf
+    for devices in reversed(sizes_of(job.cluster)):
+        if devices < job.cluster.devices_per_node and best != larger:
+            break
+        larger = devices
+        token_s = token_s_on(devices)
+        if objective.in_time(token_s) and devices * token_s <= best_s:
+            best, best_s = devices, devices * token_s
+    return best
 
 
 def _fewest_days(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:
-    """The number of nodes on which a run takes the fewest days with failures. PlanError if their rate is unknown."""
+    """The size on which a run takes the fewest days with failures. PlanError if their rate is unknown."""
     if gaps := reliability_gaps(job.cluster):
         raise PlanError(say("job {name}", name=job.name), gaps)
     days: dict[int, float] = {}
-    for nodes in reversed(node_counts(job.cluster.nodes)):
-        days[nodes] = token_s_on(nodes) / objective.training_share(on_nodes(job, nodes))
-        if _WORSE * min(days.values()) < days[nodes] < math.inf:
+    for devices in reversed(sizes_of(job.cluster)):
+        days[devices] = token_s_on(devices) / objective.training_share(on_devices(job, devices))
+        if _WORSE * min(days.values()) < days[devices] < math.inf:
             break
-    return min(days, key=lambda nodes: (days[nodes], nodes))
+    return min(days, key=lambda devices: (days[devices], devices))
 
 
 def _fewest(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:
-    """The fewest nodes that meet the deadline, by bisection: more nodes are assumed to be faster."""
-    counts = node_counts(job.cluster.nodes)
-    low, high = 0, len(counts) - 1
+    """The fewest devices that meet the deadline, by bisection: more devices are assumed to be faster."""
+    sizes = sizes_of(job.cluster)
+    low, high = 0, len(sizes) - 1
     while low < high:
         middle = (low + high) // 2
-        if objective.in_time(token_s_on(counts[middle])):
+        if objective.in_time(token_s_on(sizes[middle])):
             high = middle
         else:
             low = middle + 1
-    return counts[low]
+    return sizes[low]
 
 
 def _too_slow(job: JobSpec, objective: Objective, token_s: float) -> str:
