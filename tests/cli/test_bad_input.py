@@ -294,8 +294,8 @@ def test_a_long_value_is_shortened(refused: Refused) -> None:
             ["plan.dp=1", "plan.pp=3"],
         ),
         (
-            ["cluster.device=h100"],
-            "cluster.device 'h100' is not in the catalog of devices; did you mean h100-sxm or h100-nvl?",
+            ["cluster.device=h100-xsm"],
+            "cluster.device 'h100-xsm' is not in the catalog of devices; did you mean h100-sxm or h800-sxm?",
             ["cluster.device=h100-sxm"],
         ),
         (

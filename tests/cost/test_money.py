@@ -85,7 +85,8 @@ def test_network_price_power_and_failures_have_a_source(name: str) -> None:
         "power_w",
         "hours_between_failures",
     )
-    assert {field for field in fields if getattr(device, field)} == set(device.sources)
+    constants = device.constants.model_fields_set if device.constants else set()
+    assert {field for field in fields if getattr(device, field)} | constants == set(device.sources)
     source = device.sources.get("usd_per_hour", "")
     assert not source or re.search(rf"\b({'|'.join(calendar.month_name[1:])}) 20\d\d\b", source)  # a price has a month
     for usd, devices in re.findall(r"\$([\d.]+) an instance of (\d+)", source):

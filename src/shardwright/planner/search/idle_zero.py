@@ -22,7 +22,7 @@ from shardwright.simulate.closed_form import step_time
 def without_idle_zero(plan: SimulatedPlan, constraints: Constraints, constants: Constants) -> SimulatedPlan:
     """The plan under the lowest allowed ZeRO stage that has the same prices; only one replica may have others."""
     fields, num_kept = plan.job.plan, plan.job.plan.zero
-    if not num_kept or fields.dp * fields.cp > 1:
+    if not num_kept or fields.replicas > 1:
         return plan
     prices = _prices(plan.job, constants)
     for zero in range(num_kept):
