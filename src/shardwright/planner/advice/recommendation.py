@@ -28,7 +28,7 @@ from shardwright.planner.advice.sensitivity import flips
 from shardwright.planner.advice.simplicity import Simplicity, simplicity
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
-from shardwright.planner.search.objectives import Objective, best, check_in_time
+from shardwright.planner.search.objectives import MemoOf, Objective, best, check_in_time, memos
 from shardwright.planner.search.plan_price import fits, plan_room_bytes
 from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.sample import standing
@@ -60,7 +60,8 @@ def plans_of(
     """
     wanted = objective or Objective()
     on_device = _on_device(job, constraints) if wanted.name in _PER_DEVICE else None
-    advice = _plans_of(job, on_device or constraints, constants, wanted, num_shown)
+    memo_of = memos()
+    advice = _plans_of(job, on_device or constraints, constants, wanted, num_shown=num_shown, memo_of=memo_of)
     if on_device and advice.plans:
         first = advice.plans[0]
         most = first.token_s * _weight(wanted, first.job)
@@ -72,10 +73,11 @@ def plans_of(
                 wanted,
                 num_shown=1,
                 hosted_within=lambda sized: most / _weight(wanted, sized),
+                memo_of=memo_of,
             )
         advice = surely_hosted(hosted, advice)
     if on_device and (not advice.plans or _is_hosted(advice.plans[0].job)):
-        advice = _plans_of(job, constraints, constants, wanted, num_shown)
+        advice = _plans_of(job, constraints, constants, wanted, num_shown=num_shown, memo_of=memo_of)
     if not advice.plans:
         return advice
     token_s, devices = advice.plans[0].token_s, advice.job.cluster.num_devices
@@ -85,10 +87,16 @@ def plans_of(
 
 
 def _plans_of(
-    job: JobSpec, constraints: Constraints, constants: Constants, objective: Objective, num_shown: int
+    job: JobSpec,
+    constraints: Constraints,
+    constants: Constants,
+    objective: Objective,
+    *,
+    num_shown: int,
+    memo_of: MemoOf,
 ) -> Advice:
     """The best plans of a job and the fastest of them, which may keep state in host memory."""
-    advice = best_plans(job, constraints, constants, objective, num_shown=max(num_shown, CONSIDERED))
+    advice = best_plans(job, constraints, constants, objective, max(num_shown, CONSIDERED), memo_of=memo_of)
     if objective.name == "memory":
         return recommended(advice, constraints, constants, num_shown=num_shown, is_roomy=True)
     return settled(advice, constraints, constants, num_shown=num_shown)
@@ -144,10 +152,13 @@ def best_plans(
     num_shown: int,
     *,
     hosted_within: Callable[[JobSpec], float] | None = None,
+    memo_of: MemoOf | None = None,
 ) -> Advice:
-    """Search plans, with `hosted_within` as in `objectives.best`, and price those that the search returns. Their steps
-    were simulated by the search."""
-    chosen_job, result = best(job, constraints, constants, objective, num_shown=num_shown, hosted_within=hosted_within)
+    """Search plans, with `hosted_within` and `memo_of` as in `objectives.best`, and price those that the search
+    returns. Their steps were simulated by the search."""
+    chosen_job, result = best(
+        job, constraints, constants, objective, num_shown, hosted_within=hosted_within, memo_of=memo_of
+    )
     plans = priced([plan.job for plan in result.candidates], constants, [plan.time for plan in result.candidates])
     plans = [replace(plan, even_s=simulated.even_s) for plan, simulated in zip(plans, result.candidates, strict=True)]
     plans.sort(key=attrgetter("token_s"))

@@ -11,6 +11,7 @@ in them are searched over its sizes, too.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Literal, get_args
 
 from shardwright.config import largest
@@ -21,6 +22,7 @@ from shardwright.config.phrase import say
 from shardwright.cost.calibration import Constants
 from shardwright.cost.failures import Goodput, reliability_gaps
 from shardwright.cost.run_goodput import job_goodput
+from shardwright.layers.memo import Memo
 from shardwright.memory.job_memories import fullest
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.results import SearchResult, TriedSize
@@ -29,6 +31,7 @@ from shardwright.planner.search.search import search
 Name = Literal["time", "goodput", "cost", "energy", "devices", "memory"]
 NAMES: tuple[Name, ...] = get_args(Name)
 REFERENCE_TOKENS = 1e12
+MemoOf = Callable[[int], Memo]  # by the number of devices
 _DAY_S = 86400.0
 _SLACK = 1.05  # times the fastest plan's step that a plan with more room may take
 _WORSE = 1.25  # times the fewest days: once a size takes so many, smaller ones are not tried
@@ -93,6 +96,7 @@ def best(
     num_shown: int,
     *,
     hosted_within: Callable[[JobSpec], float] | None = None,
+    memo_of: MemoOf | None = None,
 ) -> tuple[JobSpec, SearchResult]:
     """The job on as many devices as the objective takes, and the result of the search there. `check_in_time` checks the
     deadline then.
@@ -100,15 +104,18 @@ def best(
     With `hosted_within` plans with state in host memory alone are searched, of those that have no room without, and of
     these the ones that take at most so many seconds a token, by the job on its devices.
 
-    Sizes are compared by their fastest plans, whose steps are simulated in full.
+    `memo_of` has results of earlier searches, as `memos` gives it. Sizes are compared by their fastest plans, whose
+    steps are simulated in full.
     """
     tried: dict[int, float] = {}
+    memo_of = memo_of or memos()
 
     def result_of(devices: int, shown: int = 1) -> SearchResult:
-        sized = on_devices(job, devices)
+        sized, memo = on_devices(job, devices), memo_of(devices)
         if hosted_within is None:
-            return search(sized, constraints, constants, shown)
-        return search(sized, constraints, constants, shown, most_token_s=hosted_within(sized), hosted_only=True)
+            return search(sized, constraints, constants, shown, memo=memo)
+        most_s = hosted_within(sized)
+        return search(sized, constraints, constants, shown, memo=memo, most_token_s=most_s, hosted_only=True)
 
     def token_s_on(devices: int) -> float:
         if devices not in tried:
@@ -116,7 +123,7 @@ def best(
         return tried[devices]
 
     if objective.name == "memory":
-        return job, _roomiest(job, constraints, constants, num_shown)
+        return job, _roomiest(job, constraints, constants, num_shown, memo=memo_of(job.cluster.num_devices))
     devices = job.cluster.num_devices
     if objective.name in ("cost", "energy"):
         devices = _fewest_device_s(job, objective, token_s_on)
@@ -129,6 +136,12 @@ def best(
         TriedSize(size, tried[size], objective.training_share(on_devices(job, size))) for size in sorted(tried)
     )
     return on_devices(job, devices), replace(result, tried=sizes)
+
+
+def memos() -> MemoOf:
+    """The memo of searches on so many devices, the same for all searches of one job there. Those of the last two sizes
+    are kept: a memo may have a gigabyte."""
+    return lru_cache(maxsize=2)(lambda devices: Memo())
 
 
 def check_in_time(job: JobSpec, objective: Objective, token_s: float) -> None:
@@ -234,9 +247,12 @@ def _whole_nodes(job: JobSpec, devices: float) -> int:
     return math.ceil(devices / per_node) * per_node
 
 
-def _roomiest(job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int) -> SearchResult:
+def _roomiest(
+    job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int, *, memo: Memo
+) -> SearchResult:
     """The plans in the least memory in which some plan is at most a twentieth slower than the fastest."""
-    result = search(job, constraints, constants, 1)
+    search_in = partial(search, job, constraints, constants, memo=memo)
+    result = search_in(1)
     if not result.candidates:
         return result
     fastest = result.candidates[0]
@@ -244,7 +260,7 @@ def _roomiest(job: JobSpec, constraints: Constraints, constants: Constants, num_
     low, high = 0.0, float(fullest(fastest.job, constants).process)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        result = search(job, constraints, constants, 1, room=middle)
+        result = search_in(1, room=middle)
         is_enough = bool(result.candidates) and result.candidates[0].token_s <= most_s
         low, high = (low, middle) if is_enough else (middle, high)
-    return search(job, constraints, constants, num_shown, room=high)
+    return search_in(num_shown, room=high)
