@@ -28,7 +28,7 @@ from shardwright.planner.advice.sensitivity import flips
 from shardwright.planner.advice.simplicity import Simplicity, simplicity
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
-from shardwright.planner.search.objectives import MemoOf, Objective, best, check_in_time, memos
+from shardwright.planner.search.objectives import EarlierSearches, Objective, best, check_in_time
 from shardwright.planner.search.plan_price import fits, plan_room_bytes
 from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.sample import standing
@@ -60,8 +60,8 @@ def plans_of(
     """
     wanted = objective or Objective()
     on_device = _on_device(job, constraints) if wanted.name in _PER_DEVICE else None
-    memo_of = memos()
-    advice = _plans_of(job, on_device or constraints, constants, wanted, num_shown=num_shown, memo_of=memo_of)
+    earlier = EarlierSearches()
+    advice = _plans_of(job, on_device or constraints, constants, wanted, num_shown=num_shown, earlier=earlier)
     if on_device and advice.plans:
         first = advice.plans[0]
         most = first.token_s * _weight(wanted, first.job)
@@ -72,12 +72,11 @@ def plans_of(
                 constants,
                 wanted,
                 num_shown=1,
-                hosted_within=lambda sized: most / _weight(wanted, sized),
-                memo_of=memo_of,
+                earlier=replace(earlier, hosted_within=lambda sized: most / _weight(wanted, sized)),
             )
         advice = surely_hosted(hosted, advice)
     if on_device and (not advice.plans or _is_hosted(advice.plans[0].job)):
-        advice = _plans_of(job, constraints, constants, wanted, num_shown=num_shown, memo_of=memo_of)
+        advice = _plans_of(job, constraints, constants, wanted, num_shown=num_shown, earlier=earlier)
     if not advice.plans:
         return advice
     token_s, devices = advice.plans[0].token_s, advice.job.cluster.num_devices
@@ -93,10 +92,10 @@ def _plans_of(
     objective: Objective,
     *,
     num_shown: int,
-    memo_of: MemoOf,
+    earlier: EarlierSearches,
 ) -> Advice:
     """The best plans of a job and the fastest of them, which may keep state in host memory."""
-    advice = best_plans(job, constraints, constants, objective, max(num_shown, CONSIDERED), memo_of=memo_of)
+    advice = best_plans(job, constraints, constants, objective, max(num_shown, CONSIDERED), earlier=earlier)
     if objective.name == "memory":
         return recommended(advice, constraints, constants, num_shown=num_shown, is_roomy=True)
     return settled(advice, constraints, constants, num_shown=num_shown)
@@ -151,14 +150,11 @@ def best_plans(
     objective: Objective,
     num_shown: int,
     *,
-    hosted_within: Callable[[JobSpec], float] | None = None,
-    memo_of: MemoOf | None = None,
+    earlier: EarlierSearches | None = None,
 ) -> Advice:
-    """Search plans, with `hosted_within` and `memo_of` as in `objectives.best`, and price those that the search
-    returns. Their steps were simulated by the search."""
-    chosen_job, result = best(
-        job, constraints, constants, objective, num_shown, hosted_within=hosted_within, memo_of=memo_of
-    )
+    """Search plans, after `earlier` searches as in `objectives.best`, and price those that the search returns. Their
+    steps were simulated by the search."""
+    chosen_job, result = best(job, constraints, constants, objective, num_shown, earlier=earlier)
     plans = priced([plan.job for plan in result.candidates], constants, [plan.time for plan in result.candidates])
     plans = [replace(plan, even_s=simulated.even_s) for plan, simulated in zip(plans, result.candidates, strict=True)]
     plans.sort(key=attrgetter("token_s"))

@@ -10,7 +10,7 @@ in them are searched over its sizes, too.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Literal, get_args
 
@@ -31,7 +31,6 @@ from shardwright.planner.search.search import search
 Name = Literal["time", "goodput", "cost", "energy", "devices", "memory"]
 NAMES: tuple[Name, ...] = get_args(Name)
 REFERENCE_TOKENS = 1e12
-MemoOf = Callable[[int], Memo]  # by the number of devices
 _DAY_S = 86400.0
 _SLACK = 1.05  # times the fastest plan's step that a plan with more room may take
 _WORSE = 1.25  # times the fewest days: once a size takes so many, smaller ones are not tried
@@ -88,6 +87,21 @@ class Objective:
         return self.days == 0 or token_s * self.tokens <= self.days * _DAY_S
 
 
+def _memos() -> Callable[[int], Memo]:
+    return lru_cache(maxsize=2)(lambda devices: Memo())
+
+
+@dataclass(frozen=True)
+class EarlierSearches:
+    """Results and limits from earlier searches of a job. `memo_of` has the memo of searches on so many devices, of the
+    last two sizes: a memo may have a gigabyte. With `hosted_within` plans with state in host memory alone are searched,
+    of those that have no room without, and of these the ones that take at most so many seconds a token, by the job on
+    its devices."""
+
+    memo_of: Callable[[int], Memo] = field(default_factory=_memos)
+    hosted_within: Callable[[JobSpec], float] | None = None
+
+
 def best(
     job: JobSpec,
     constraints: Constraints,
@@ -95,26 +109,22 @@ def best(
     objective: Objective,
     num_shown: int,
     *,
-    hosted_within: Callable[[JobSpec], float] | None = None,
-    memo_of: MemoOf | None = None,
+    earlier: EarlierSearches | None = None,
 ) -> tuple[JobSpec, SearchResult]:
     """The job on as many devices as the objective takes, and the result of the search there. `check_in_time` checks the
     deadline then.
 
-    With `hosted_within` plans with state in host memory alone are searched, of those that have no room without, and of
-    these the ones that take at most so many seconds a token, by the job on its devices.
-
-    `memo_of` has results of earlier searches, as `memos` gives it. Sizes are compared by their fastest plans, whose
-    steps are simulated in full.
+    Sizes are compared by their fastest plans, whose steps are simulated in full. `earlier` is of searches of the same
+    job before.
     """
+    earlier = earlier or EarlierSearches()
     tried: dict[int, float] = {}
-    memo_of = memo_of or memos()
 
     def result_of(devices: int, shown: int = 1) -> SearchResult:
-        sized, memo = on_devices(job, devices), memo_of(devices)
-        if hosted_within is None:
+        sized, memo = on_devices(job, devices), earlier.memo_of(devices)
+        if earlier.hosted_within is None:
             return search(sized, constraints, constants, shown, memo=memo)
-        most_s = hosted_within(sized)
+        most_s = earlier.hosted_within(sized)
         return search(sized, constraints, constants, shown, memo=memo, most_token_s=most_s, hosted_only=True)
 
     def token_s_on(devices: int) -> float:
@@ -123,7 +133,7 @@ def best(
         return tried[devices]
 
     if objective.name == "memory":
-        return job, _roomiest(job, constraints, constants, num_shown, memo=memo_of(job.cluster.num_devices))
+        return job, _roomiest(job, constraints, constants, num_shown, memo=earlier.memo_of(job.cluster.num_devices))
     devices = job.cluster.num_devices
     if objective.name in ("cost", "energy"):
         devices = _fewest_device_s(job, objective, token_s_on)
@@ -136,12 +146,6 @@ def best(
         TriedSize(size, tried[size], objective.training_share(on_devices(job, size))) for size in sorted(tried)
     )
     return on_devices(job, devices), replace(result, tried=sizes)
-
-
-def memos() -> MemoOf:
-    """The memo of searches on so many devices, the same for all searches of one job there. Those of the last two sizes
-    are kept: a memo may have a gigabyte."""
-    return lru_cache(maxsize=2)(lambda devices: Memo())
 
 
 def check_in_time(job: JobSpec, objective: Objective, token_s: float) -> None:
