@@ -88,9 +88,9 @@ def test_every_command_asks(job: JobSpec, monkeypatch: pytest.MonkeyPatch) -> No
     asked: list[Constraints] = []
     search = recommendation._plans_of
 
-    def noted(job: JobSpec, constraints: Constraints, *rest: Any) -> Advice:
+    def noted(job: JobSpec, constraints: Constraints, *rest: Any, **options: Any) -> Advice:
         asked.append(constraints)
-        return search(job, constraints, *rest)
+        return search(job, constraints, *rest, **options)
 
     monkeypatch.setattr(recommendation, "_plans_of", noted)
     advice = plans_of(job, FREE, shipped())
