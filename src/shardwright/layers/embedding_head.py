@@ -50,7 +50,8 @@ def loss_bytes(c: Context) -> Numbers:
 
 
 def padded_vocab(shape: ModelShape, tp: Numbers) -> Numbers:
-    """Rows of the table, padded so that each tp rank's part is a multiple of 128, as all frameworks do."""
+    """Rows of the table, padded so that each tp rank's part is a multiple of 128, as Megatron-LM and XLA do. Software
+    that does not pad is priced so too, which is too little for a vocabulary that is no multiple of 8 (docs/gpu.md)."""
     return -(-shape.vocab // (128 * tp)) * 128 * tp
 
 
