@@ -70,7 +70,7 @@ def _job(bench: Bench, name: str, *more: str) -> tuple[JobSpec, list[str]]:
 def _trained(bench: Bench, name: str) -> Row:
     job, words = _job(bench, name)
     if bench.is_dry:
-        return {"ok": None, "kernels": len({call.operator for call in kernel_calls(job, 0)})}
+        return _warmed_up(job)
     with tempfile.TemporaryDirectory() as folder:
         losses, seconds = _losses(_run(bench, words, Path(folder)), _STEPS)
     step_s = statistics.median(seconds[_WARM_UP:])
@@ -79,11 +79,16 @@ def _trained(bench: Bench, name: str) -> Row:
     return row | {"over_predicted": step_s / answer["total"] if answer else None}
 
 
+def _warmed_up(job: JobSpec) -> Row:
+    """A dry run's row: how many operators the warm-up would compile."""
+    return {"ok": None, "kernels": len({call.operator for call in kernel_calls(job, 0)})}
+
+
 def _gone_on(bench: Bench) -> Row:
     every = "checkpoint.every_steps=5"
     job, words = _job(bench, "bf16", every)
     if bench.is_dry:
-        return {"ok": None, "kernels": len({call.operator for call in kernel_calls(job, 0)})}
+        return _warmed_up(job)
     with tempfile.TemporaryDirectory() as folder:
         _run(bench, [*words, "--set", "optimizer.steps=7"], Path(folder))
         losses, _ = _losses(_run(bench, words, Path(folder)), _STEPS)

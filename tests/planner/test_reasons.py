@@ -29,7 +29,7 @@ from shardwright.planner.advice.repair import misfit, nearest_that_fit
 from shardwright.planner.advice.rules import first_place_of_state, rules_for
 from shardwright.planner.advice.sensitivity import flips
 from shardwright.planner.search.constraints import constraints_of
-from shardwright.planner.search.objectives import Objective, best, on_devices, sizes_of
+from shardwright.planner.search.objectives import Objective, best, cluster_sizes, on_devices
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.sample import standing
 from shardwright.planner.stages.best_layout import paying_layout
@@ -245,8 +245,8 @@ def test_objectives() -> None:
     roomy = best(job, QUICK, shipped(), Objective("memory"), 1)[1].candidates[0]
     needed = [peak_memory(run_of(result.job), shipped()).process for result in (roomy, fast)]
     assert needed[0] <= needed[1] and roomy.token_s <= 1.05 * fast.token_s
-    assert sizes_of(ClusterSpec(nodes=10, devices_per_node=8)) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 80]
-    assert sizes_of(ClusterSpec(nodes=1, devices_per_node=6)) == [1, 2, 6]
+    assert cluster_sizes(ClusterSpec(nodes=10, devices_per_node=8)) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 80]
+    assert cluster_sizes(ClusterSpec(nodes=1, devices_per_node=6)) == [1, 2, 6]
 
 
 def test_goodput_takes_fewer_nodes_where_failures_eat_the_gain() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import click
 
 from shardwright.cli.checked_job import load_predicted, load_to_run
+from shardwright.cli.cluster_option_names import CLUSTER_OPTIONS
 from shardwright.cli.job_options import (
-    CLUSTER_OPTIONS,
     BriefCommand,
     PredictCommand,
     asked_cluster,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shardwright.cli.cluster_option_names import CLUSTER_OPTIONS
 from shardwright.cli.command_language import command_language, remember_json, remember_language
 from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.config import largest
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
 
 Question = TypeVar("Question")  # a dataclass of options
-CLUSTER_OPTIONS = ("devices", "device", "devices_per_node", "memory_gib")
 
 
 class BriefCommand(LocalizedCommand):
@@ -200,15 +200,14 @@ def cluster_options(command: Any) -> Any:
 
 
 devices_option = click.option(
-    "--devices",
-    "--gpus",
+    *CLUSTER_OPTIONS["devices"],
     type=click.IntRange(1, largest.RANKS),
     default=None,
     metavar="N",
     help="Devices of the cluster.",
 )
 node_option = click.option(
-    "--devices-per-node",
+    *CLUSTER_OPTIONS["devices_per_node"],
     type=click.IntRange(1, largest.RANKS),
     default=None,
     metavar="N",
@@ -217,7 +216,7 @@ node_option = click.option(
 
 
 memory_option = click.option(
-    "--memory-gib",
+    *CLUSTER_OPTIONS["memory_gib"],
     type=NumberRange(min=largest.LEAST_MEMORY_GIB, max=largest.MEMORY_GIB),
     default=None,
     metavar="N",
@@ -231,7 +230,7 @@ def device_options(command: Any) -> Any:
         "Device of the cluster, such as h100-sxm, with its usual nodes and links in place of JOB's. With it JOB may be "
         "a model of the catalog."
     )
-    return click.option("--device", default="", metavar="NAME", help=device_help)(node_option(command))
+    return click.option(*CLUSTER_OPTIONS["device"], default="", metavar="NAME", help=device_help)(node_option(command))
 
 
 def question_of(question: type[Question], options: dict[str, Any]) -> Question:

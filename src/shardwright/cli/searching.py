@@ -9,10 +9,10 @@ import click
 
 from shardwright.cli.answer_pages import tell_answer
 from shardwright.cli.checked_job import load_predicted, load_to_plan, tell_notes
+from shardwright.cli.cluster_option_names import CLUSTER_OPTIONS
 from shardwright.cli.command_language import command_language
 from shardwright.cli.interchange import changes, export_objection, held_to, load_from, planned_for
 from shardwright.cli.job_options import (
-    CLUSTER_OPTIONS,
     PredictCommand,
     TokenCount,
     asked_cluster,

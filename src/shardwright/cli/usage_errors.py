@@ -6,6 +6,7 @@ from typing import IO, Any
 import click
 from click.core import iter_params_for_processing
 
+from shardwright.cli.cluster_option_names import CLUSTER_OPTIONS
 from shardwright.cli.command_language import command_language
 from shardwright.config.phrase import ENGLISH, Phrase, in_language, say
 from shardwright.config.recognised_phrases import recognised
@@ -46,9 +47,6 @@ CLICK_MESSAGES = (
     "Path {text} does not exist.",
     "Path {text} is not readable.",
 )
-
-# Options that make the cluster of a job, of commands that predict.
-CLUSTER_OPTIONS = ("--devices", "--device", "--gpus", "--devices-per-node", "--memory-gib")
 
 # Messages that name types of click.
 _NO_WHOLE_NUMBER = ("{text} is not a valid integer.", "{text} is not a valid integer range.")
@@ -100,7 +98,7 @@ def bad_values(command: click.Command, ctx: click.Context, words: Sequence[str])
 def without_cluster(command: click.Command, error: click.NoSuchOption) -> click.UsageError | None:
     """The error of an option that makes a cluster, in a command that takes the cluster of its JOB; None for others."""
     takes_job = any(parameter.name == "job" for parameter in command.params)
-    if not takes_job or error.option_name not in CLUSTER_OPTIONS:
+    if not takes_job or all(error.option_name not in names for names in CLUSTER_OPTIONS.values()):
         return None
     message = say(
         "No such option '{option}': {command} takes the cluster of its JOB. Write a job for yours first: shardwright "

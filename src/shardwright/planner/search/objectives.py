@@ -166,7 +166,7 @@ def on_devices(job: JobSpec, devices: int) -> JobSpec:
     )
 
 
-def sizes_of(cluster: ClusterSpec) -> list[int]:
+def cluster_sizes(cluster: ClusterSpec) -> list[int]:
     """Numbers of devices of a cluster's sizes, ascending: 2^i of one node where these divide it, and 2^i and 3 x 2^i
     nodes, and all; of a cluster of several parts all its devices alone."""
     if cluster.parts:
@@ -194,7 +194,7 @@ def _fewest_device_s(job: JobSpec, objective: Objective, token_s_on: Callable[[i
     where one node is the best number of nodes, and as long as they are better."""
     best = larger = job.cluster.num_devices
     best_s = math.inf
-    for devices in reversed(sizes_of(job.cluster)):
+    for devices in reversed(cluster_sizes(job.cluster)):
         if devices < job.cluster.devices_per_node and best != larger:
             break
         larger = devices
@@ -209,7 +209,7 @@ def _fewest_days(job: JobSpec, objective: Objective, token_s_on: Callable[[int],
     if gaps := reliability_gaps(job.cluster):
         raise PlanError(say("job {name}", name=job.name), gaps)
     days: dict[int, float] = {}
-    for devices in reversed(sizes_of(job.cluster)):
+    for devices in reversed(cluster_sizes(job.cluster)):
         days[devices] = token_s_on(devices) / objective.training_share(on_devices(job, devices))
         if _WORSE * min(days.values()) < days[devices] < math.inf:
             break
@@ -218,7 +218,7 @@ def _fewest_days(job: JobSpec, objective: Objective, token_s_on: Callable[[int],
 
 def _fewest(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:
     """The fewest devices that meet the deadline, by bisection: more devices are assumed to be faster."""
-    sizes = sizes_of(job.cluster)
+    sizes = cluster_sizes(job.cluster)
     low, high = 0, len(sizes) - 1
     while low < high:
         middle = (low + high) // 2
