@@ -8,6 +8,7 @@ from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.advice.simplicity import Simplicity
 from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.results import SearchTally, TriedSize
+from shardwright.planner.search.step_times import StepTimes
 
 if TYPE_CHECKING:  # these modules are loaded only when a plan is explained
     from shardwright.planner.advice.reasons import Reason
@@ -59,7 +60,7 @@ class Advice:
 
     `recommendation` is the first plan and, if there is one, a simpler one. `tried` are the sizes of the cluster among
     which the objective chose. `flips` are changes that would make the second plan win. `left_out` names the strategies
-    that were not searched because a number is unknown.
+    that were not searched because a number is unknown. `times` has the steps that the search simulated.
     """
 
     job: JobSpec
@@ -75,3 +76,4 @@ class Advice:
     left_out: list[str] = field(default_factory=list)
     tried: tuple[TriedSize, ...] = ()
     objective: Objective = field(default_factory=Objective)
+    times: StepTimes | None = field(default=None, repr=False, compare=False)

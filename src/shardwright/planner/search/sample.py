@@ -31,8 +31,9 @@ class Standing:
     share_faster: float
 
 
-def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: Constants) -> Standing:
-    """The standing of a plan that takes `token_s` seconds a token."""
+def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: Constants, memo: Memo) -> Standing:
+    """The standing of a plan that takes `token_s` seconds a token. `memo` has earlier results for the same model,
+    cluster and constants."""
     random = np.random.default_rng(_SEED)
     constraints, _ = within_known(job, constraints)
     rows = degrees(job, constraints)
@@ -41,7 +42,6 @@ def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: 
     drawn = (np.arange(_NUM_VARIANTS) + random.random(_NUM_VARIANTS)) / _NUM_VARIANTS * ends[-1]
     drawn_variants, times = np.unique(np.searchsorted(ends, drawn, side="right"), return_counts=True)
     num_drawn = num_fit = num_faster = 0
-    memo = Memo()
     for index, how_often in zip(drawn_variants.tolist(), times.tolist(), strict=True):
         block = with_variant(job, constraints, rows, list(counts)[index])
         chosen = random.integers(0, len(block), 4 * _NUM_PLANS)
