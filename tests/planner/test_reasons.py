@@ -144,7 +144,7 @@ def test_what_is_below_what_is_shown_is_left_out_of_the_text() -> None:
     """Also of the smallest jobs, whose steps are milliseconds."""
     for job in (job_with(dp=8), job_with(2, dp=8, zero=3)):
         advice = explained(best_plans(job, QUICK, shipped(), Objective(), 3), job, QUICK, constants=shipped())
-        text = document_text(plan_details(advice))
+        text = document_text(plan_details(advice, flips(advice.plans[0].job, advice.plans[1].job, shipped())))
         for line in text.splitlines():
             assert not re.search(r"(?<![\d.])0(\.0+)? (s|%|GiB)|(?<![\d.])0\.0+%|the same time", line), line
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # these modules are loaded only when a plan is explained
     from shardwright.planner.advice.reasons import Reason
     from shardwright.planner.advice.repair import Misfit
     from shardwright.planner.advice.rules import RuleOfThumb
-    from shardwright.planner.advice.sensitivity import Flip
     from shardwright.planner.search.sample import Standing
 
 
@@ -59,7 +58,7 @@ class Advice:
     """The best plans, best first; the reasons why the first is best; and the user's own plan.
 
     `recommendation` is the first plan and, if there is one, a simpler one. `tried` are the sizes of the cluster among
-    which the objective chose. `flips` are changes that would make the second plan win. `left_out` names the strategies
+    which the objective chose. `left_out` names the strategies
     that were not searched because a number is unknown. `times` has the steps that the search simulated.
     """
 
@@ -68,7 +67,6 @@ class Advice:
     tally: SearchTally
     own: OwnPlan | None = None
     refused: RefusedPlan | None = None
-    flips: "list[Flip]" = field(default_factory=list)
     reasons: "list[Reason]" = field(default_factory=list)
     binding: str = ""
     rules: "list[RuleOfThumb]" = field(default_factory=list)

@@ -25,7 +25,6 @@ from shardwright.planner.advice.priced_plan import PricedPlan, priced, searched_
 from shardwright.planner.advice.reasons import faster_adjacent, reasons
 from shardwright.planner.advice.repair import misfit
 from shardwright.planner.advice.rules import rules_for
-from shardwright.planner.advice.sensitivity import flips
 from shardwright.planner.advice.simplicity import Simplicity, simplicity
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
@@ -326,11 +325,10 @@ def explained(
     if not advice.plans:
         return advice
     tell(Phase.EXPLAINING, 0.5)
-    best, *others = advice.plans
+    best = advice.plans[0]
     why = reasons(best.job, searched_schedules(constraints), constants, advice.times)
     return replace(
         advice,
-        flips=flips(best.job, others[0].job, constants) if others else [],
         reasons=why,
         binding=binding(best.time, best.memory, best.job, why),
         rules=rules_for(best.job),
