@@ -45,7 +45,7 @@ _FILES_NAMED = (
     "config_file",
 )
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-_OF_PROGRAMS = {"learning_rate", "output_dir", "model_name_or_path", "base_model"}
+_OF_PROGRAMS = {"learning_rate", "output_dir", "model_name_or_path", "base_model", "per_device_train_batch_size"}
 _NO_FILES = ("", "none", "null")
 _OF_ADAPTERS = ("lora_", "loraplus_", "peft_")
 _MOST_FSDP = 6  # keys of a file of FSDP's options, with remarks
@@ -299,7 +299,7 @@ TRL = TrainerFile(
         FileSigns(commands=(r"\btrl\s+(sft|dpo|kto|grpo|rloo|reward)\b",)),
         FileSigns(
             (
-                ("per_device_train_batch_size", "learning_rate"),
+                ("per_device_train_batch_size",),
                 ("model_name_or_path", "output_dir"),
                 ("model_name_or_path", "learning_rate"),
                 ("output_dir", "num_train_epochs"),
