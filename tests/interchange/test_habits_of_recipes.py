@@ -164,3 +164,17 @@ def test_a_part_of_a_configuration_of_gpt_neox_asks_for_the_rest() -> None:
     (fault,) = faults({"local.yml": '{"vocab-file": "a.json", "data-path": "b", "finetune": true}'})
     assert "num_layers" in fault
     assert "name their file too" in fault
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_read"), [(("A_ARGS=--bf16", "B_ARGS="), True), (("A_ARGS=--bf16",), False), ((), False)]
+)
+def test_a_variable_of_options_that_only_others_of_its_kind_have_is_empty_and_told(
+    lines: tuple[str, ...], is_read: bool
+) -> None:
+    texts = script(*lines, MEGATRON + "--global-batch-size 16 --bf16 $MOE_ARGS")
+    if is_read:
+        note = "$MOE_ARGS is empty, for no line sets it as others do A_ARGS, B_ARGS (--set MOE_ARGS=WORDS)"
+        assert note in job_read(texts)[1].assumed
+    else:
+        assert "--set MOE_ARGS=" in faults(texts)[0]

@@ -20,7 +20,7 @@ from shardwright.interchange.launched_ranks import (
     visible_devices,
 )
 from shardwright.interchange.reading.file_signs import CONFIGURATIONS
-from shardwright.interchange.reading.loose_words import LooseWord, loose_words
+from shardwright.interchange.reading.loose_words import LooseWord, loose_words, without_unset_groups
 from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
 from shardwright.interchange.reading.shell_commands import Command
@@ -243,7 +243,8 @@ def _of_command(command: Command, script: Script) -> Launched:
     ]
     if taken:
         notes.append(say("nobody set these, so their defaults hold: {names}", names=tuple(taken[:12])))
-    arguments = words[program_index + 1 :]
+    arguments, emptied = without_unset_groups(words[program_index + 1 :], script.variables.values.keys())
+    notes += emptied
     return Launched(
         settings_of(launcher_words(launchers)), settings_of(arguments), ranks.nodes, ranks.devices_per_node,
         launcher=PurePath((launcher_words(launchers) or [""])[0]).name,
