@@ -178,3 +178,84 @@ def test_a_variable_of_options_that_only_others_of_its_kind_have_is_empty_and_to
         assert note in job_read(texts)[1].assumed
     else:
         assert "--set MOE_ARGS=" in faults(texts)[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "of_job"),
+    [
+        ("train_micro_batch_size_per_gpu", "4", ("plan", "microbatch_size", 4)),
+        ("micro_batch_size", "4", ("plan", "microbatch_size", 4)),
+        ("activation_checkpointing", "false", ("plan", "recompute", "none")),
+        ("enable_gradient_checkpointing", "false", ("plan", "recompute", "none")),
+        ("cutoff_len", "512", ("model", "sequence", 512)),
+    ],
+)
+def test_a_default_gives_way_to_the_same_thing_under_another_name(
+    key: str, value: str, of_job: tuple[str, str, object]
+) -> None:
+    text = f"model_name_or_path: me/mine\noutput_dir: x\n{key}: {value}\n"
+    section, name, expected = of_job
+    answer = job_read({"t.yaml": text} | MODEL, devices=8)[1]
+    assert getattr(getattr(answer.job, section), name) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"accelerate launch --num_processes 8 run_classification.py {OPTIONS}",
+        f"accelerate launch --num_processes 8 train.py {OPTIONS}--label_column_name label",
+        f"accelerate launch --num_processes 8 train.py {OPTIONS}--do_regression true",
+    ],
+)
+def test_training_to_labels_is_refused(line: str) -> None:
+    (fault,) = faults(script(line) | MODEL)
+    assert "next tokens" in fault
+    assert job_read(script(f"accelerate launch --num_processes 8 train.py {OPTIONS}--do_regression False") | MODEL)
+
+
+def test_the_switch_of_fastchat_for_a_base_in_4_bits_is_read() -> None:
+    line = f"accelerate launch --num_processes 8 train.py {OPTIONS}--q_lora True --lora_r 8 --lora_target_modules all"
+    adapter = job_read(script(line) | MODEL)[1].job.model.adapter
+    assert (adapter.rank, adapter.base) == (8, "nf4")
+
+
+def test_a_configuration_without_a_stage_or_a_template_is_not_llama_factorys() -> None:
+    text = "finetuning_type: full\nmodel_name_or_path: me/mine\noutput_dir: x\nper_device_train_batch_size: 2\n"
+    assert system_name_of("t.yaml", text) == "trl"
+    assert system_name_of("t.yaml", text + "template: qwen\n") == "llamafactory"
+
+
+TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+seq_len = 4096
+"""
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_toml_under_an_unknown_name_is_the_one_that_is_there(named: bool, tmp_path: Path) -> None:
+    line = "torchrun --nproc_per_node 8 -m torchtitan.train --job.config_file $CONFIG_FILE"
+    lines = (
+        'CONFIG_FILE="${CONFIG_FILE:-${HERE}/conf/a.toml}"',
+        '[[ "$CONFIG_FILE" != /* ]] && CONFIG_FILE="$HERE/$CONFIG_FILE"',
+    )
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/a.toml").write_text(TITAN, encoding="utf-8")
+    (tmp_path / "b.toml").write_text(TITAN.replace("4096", "2048"), encoding="utf-8")
+    text = script(*lines, line)["run.sh"]
+    (tmp_path / "run.sh").write_text(text, encoding="utf-8")
+    paths = ("run.sh", *(("b.toml",) if named else ()))
+    files = tuple(str(tmp_path / name) for name in paths)
+    asked = Asked({"CONFIG_FILE": "b.toml"} if named else {}, cluster=H100)
+    answer = read_job_of(SOURCES[system_name_of("run.sh", text)], files, asked)
+    assert (answer.job.model.sequence, answer.job.plan.microbatch_size) == (2048 if named else 4096, 2)
+
+
+@pytest.mark.parametrize(
+    "line", ["fairseq-train data --arch gpt", "torchrun -m lm_engine.pretrain", "python -m EasyLM.models.llama"]
+)
+def test_further_programs_that_are_not_read_are_named(line: str) -> None:
+    with pytest.raises(PlanError, match="which is not read here"):
+        system_name_of("run.sh", f"#!/bin/bash\n{line} --config a.yml\n")

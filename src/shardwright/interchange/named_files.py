@@ -89,7 +89,8 @@ def _has_unnamed(file: Path, texts: Mapping[str, str]) -> bool:
     named = {PurePath(name).name for text in texts.values() for pattern in _ENGINES for name in pattern.findall(text)}
     others = [PurePath(name) for name in texts if Path(name) != file]
     return any(
-        path.suffix in (".json", ".yaml", ".yml") and path.name not in {*named, "config.json"} for path in others
+        path.suffix in (".json", ".yaml", ".yml", ".toml") and path.name not in {*named, "config.json"}
+        for path in others
     )
 
 

@@ -51,6 +51,7 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
         "imagenet",
         "resnet",
     ),
+    say("labels, not tokens (classification)"): ("classification", "classifier", "classify", "cls", "regression"),
     say("retrieval"): ("retro", "ict", "retriever", "retrieval"),
     say("a reward"): ("reward", "rm", "prm"),
     say("a model by preferences, beside a copy of it (DPO and the like)"): (
@@ -186,6 +187,9 @@ _PREFERENCES = (
     "--max_completion_length",
     "--num_generations",
 )
+# Options of classification.
+_LABELS = ("--label_column_name", "--label_column_names", "--label_column", "--text_column_names", "--do_regression")
+_OFF = ("false", "0", "no", "none", "null", "")
 _OF_TOKENS = ("sft", "pt")
 _KINDS = ("--stage", "--rlhf_type", "--rl", "--algorithm")
 # Options that mean nothing beside a word of training by next tokens.
@@ -210,6 +214,10 @@ def read_kind(settings: Settings, _: Flat) -> None:
                 settings=tuple(map(settings.setting_text, preferences)),
             )
         )
+    labels = [name for name in _LABELS if settings.has(name) and settings.text(name).lower() not in _OFF]
+    if labels:
+        setting = settings.setting_text(labels[0])
+        settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
     if settings.has("--mlm_probability") and settings.text("--mlm", "true").lower() == "true":
         setting = settings.setting_text("--mlm_probability")  # of masked tokens
         settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))

@@ -56,6 +56,15 @@ UNREAD_SYSTEMS = (
             r"(?<=\s)\+{0,2}(?:actor_rollout_ref|algorithm\.adv_estimator)[.=]",
         ),
     ),
+    _system(
+        "dolomite-engine",
+        ("model_args.model_class", "tuning_args"),
+        ("model_args.model_class", "training_parameters"),
+        commands=(r"(?<=\s)-m[ \t]+(?:dolomite_engine|lm_engine)\.",),
+        imports=(_IMPORT + r"(?:dolomite_engine|lm_engine)\b",),
+    ),
+    _system("fairseq", commands=(_COMMAND + r"fairseq-(?:hydra-)?train\b",), imports=(_IMPORT + r"fairseq\b",)),
+    _system("EasyLM", commands=(r"(?<=\s)-m[ \t]+EasyLM\.",), imports=(_IMPORT + r"EasyLM\b",)),
     _system("slime", commands=(r"(?<=\s)--(?:rollout-function-path|rollout-batch-size|actor-num-gpus-per-node)\b",)),
     _system(
         "prime-rl",

@@ -58,7 +58,12 @@ class _Program:
 
 
 _PLAIN_SWITCHES = ("use_lora", "lora", "enable_lora", "peft_enabled")  # of people's own programs
-_NF4_SWITCHES = ("qlora", "use_qlora", "enable_qlora")  # of such programs alone: other bases of MindSpeed-LLM's
+_NF4_SWITCHES = (
+    "qlora",
+    "use_qlora",
+    "enable_qlora",
+    "q_lora",
+)  # of such programs alone: other bases of MindSpeed-LLM's
 _PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
 _PROGRAMS = (
     _Program("use_peft", ("true", "1", "yes"), 16, 32.0, _PEFT_TARGETS),
