@@ -1,6 +1,7 @@
 """Recipes of Makefiles and justfiles, switches with a negation, files that programs name, and what people write beside
 what a system knows."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -259,3 +260,21 @@ def test_a_toml_under_an_unknown_name_is_the_one_that_is_there(named: bool, tmp_
 def test_further_programs_that_are_not_read_are_named(line: str) -> None:
     with pytest.raises(PlanError, match="which is not read here"):
         system_name_of("run.sh", f"#!/bin/bash\n{line} --config a.yml\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A = $(A) $(A)\nt:\n\techo $(A)\n",
+        "\n".join(f"V{i} = " + f"$(V{i + 1}) " * 50 for i in range(12)) + "\nt:\n\techo $(V0)\n",
+        "a" * 200_000 + "\n",
+        "a " * 100_000 + ":\n\tx\n",
+        "x y=" * 50_000 + "\n",
+        "A = b\\\n" * 20_000,
+    ],
+)
+def test_recipes_are_read_in_a_time_that_grows_no_faster_than_they(text: str) -> None:
+    begin = time.process_time()
+    scripts = [recipes_script(name, text) for name in ("Makefile", "justfile")]
+    assert time.process_time() - begin < 3
+    assert max(map(len, scripts)) < 20 * (len(text) + 100)
