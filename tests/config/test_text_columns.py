@@ -46,6 +46,12 @@ def test_headings_of_numbers_are_broken_and_their_units_are_not(monkeypatch: pyt
     ]
 
 
+def test_columns_are_nearer_before_words_of_a_cell_are_parted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [["when", *["bytes"] * 4], ["between them", *["1,234.5 MiB"] * 4]]
+    assert aligned(rows).split("\n") == ["when".ljust(12) + "bytes".rjust(12) * 4, "between them" + " 1,234.5 MiB" * 4]
+
+
 def test_a_row_of_one_cell_stands_above_those_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes no part in the widths of columns; what is indented below it stays so where it is broken."""
     monkeypatch.setenv("COLUMNS", "60")
