@@ -64,7 +64,7 @@ def run_of(row: dict[str, str]) -> Run:
     [
         *(("runs.csv", ["sc21-023"]), ("oom.csv", []), ("others.csv", [])),
         *(("runs-2026.csv", []), ("playbook.csv", []), ("unseen.csv", []), ("unseen-2.csv", [])),
-        *(("unseen-3.csv", []), ("offload.csv", []), ("own-h200.csv", [])),
+        *(("unseen-3.csv", []), ("unseen-4.csv", []), ("offload.csv", []), ("own-h200.csv", [])),
     ],
 )
 def test_published_runs_have_predictions(name: str, faulty: list[str]) -> None:
