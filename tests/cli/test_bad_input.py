@@ -642,6 +642,7 @@ def test_a_name_that_is_no_folder(here: Path, refused: Refused, name: str) -> No
         (["train", "job.toml", "--set"], "Option '--set' requires an argument"),
         (["train", "job.toml", "--steps", "5"], "No such option"),
         (["verify", "job.toml", "--steps", "0"], "Invalid value for '--steps'"),
+        (["compare", "job.toml", "--devices", "64"], "No such option '--devices': compare takes its clusters by --on"),
         (["trian", "job.toml"], "No such command 'trian'"),
     ],
 )

@@ -1,5 +1,5 @@
-"""Every command's text fits a terminal of 80 columns, but for words and names that can't be broken; and amounts are
-written alike."""
+"""Every command's text fits a terminal of 80 columns, and 100 in a pipe, but for words and names that can't be broken;
+and amounts are written alike."""
 
 import re
 import shlex
@@ -41,17 +41,20 @@ COMMANDS = (
 
 
 @pytest.mark.sampled(3)
+@pytest.mark.parametrize(("said", "columns"), [("80", 80), ("", 100)], ids=("terminal", "pipe"))
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[0])
-def test_no_line_is_longer_than_the_terminal(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_line_is_longer_than_the_terminal(
+    command: str, said: str, columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "job.toml").write_text("[model]\nname = 'tiny-llama'\n")
     runs = Path(__file__).parents[2] / "benchmarks" / "truth" / "runs.csv"
     (tmp_path / "runs.csv").write_text("".join(runs.read_text().splitlines(keepends=True)[:12]))
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", said)
     words = shlex.split(command.format(folder=tmp_path))
     done = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
-    assert lines and [line for line in lines if len(line) > 80 and max(map(len, line.split())) < 60] == []
+    assert lines and [line for line in lines if len(line) > columns and max(map(len, line.split())) < 60] == []
     assert [line for line in lines if re.search(r"\d%|^ *%", line)] == [], (
         "a percentage has a space, and no line within"
     )

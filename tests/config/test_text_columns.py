@@ -1,10 +1,10 @@
-"""Texts as wide as the terminal: tables and paragraphs at 80 columns, and whole lines in a pipe."""
+"""Texts as wide as the terminal: tables and paragraphs at 80 columns, and 100 in a pipe."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.config.text_columns import aligned, fitting, num_columns, wrapped
+from shardwright.config.text_columns import aligned, fitting, logged, num_columns, wrapped
 
 ROWS = [
     ["operator", "work", "bytes of the state", "what it communicates"],
@@ -13,9 +13,15 @@ ROWS = [
 ]
 
 
-def test_a_table_has_the_width_that_it_needs_in_a_pipe() -> None:
-    assert max(map(len, aligned(ROWS).split("\n"))) == 112
-    assert fitting("x " * 80) == "x " * 80
+def test_a_pipe_has_a_hundred_columns_where_nobody_says_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert max(map(len, aligned(ROWS, left=(0, 1, 3)).split("\n"))) <= 100
+    assert max(map(len, fitting("x " * 80).split("\n"))) <= 100
+    assert logged("x " * 80) == "x " * 80  # a line of a log is one record
+    monkeypatch.setenv("COLUMNS", "112")
+    assert max(map(len, aligned(ROWS, left=(0, 1, 3)).split("\n"))) == 112
+    assert max(map(len, fitting("x " * 80).split("\n"))) > 100
+    assert max(map(len, logged("x " * 80).split("\n"))) <= 112
 
 
 def test_a_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +44,26 @@ def test_headings_of_numbers_are_broken_and_their_units_are_not(monkeypatch: pyt
         "               it        it         it         it         it",
         "0        13.3 GiB  13.3 GiB   13.3 GiB   13.3 GiB   13.3 GiB",
     ]
+
+
+def test_columns_are_nearer_before_words_of_a_cell_are_parted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [["when", *["bytes"] * 4], ["between them", *["1,234.5 MiB"] * 4]]
+    assert aligned(rows).split("\n") == ["when".ljust(12) + "bytes".rjust(12) * 4, "between them" + " 1,234.5 MiB" * 4]
+
+
+def test_a_row_of_one_cell_stands_above_those_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no part in the widths of columns; what is indented below it stays so where it is broken."""
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [["state", "DTensor"], ["a " * 50 + "end"], ["  in use, between uses", "dp Replicate(), tp Shard(0) of all"]]
+    assert aligned(rows, left=(0, 1)).split("\n") == [
+        "state                   DTensor",
+        *["a " * 29 + "a", "a " * 20 + "end"],
+        "  in use, between uses  dp Replicate(), tp Shard(0) of all",
+    ]
+    rows[2][0] += ", and for ever after that"
+    *_, first, second = aligned(rows, left=(0, 1)).split("\n")
+    assert first.startswith("  in use, between uses,") and second.startswith("  ")
 
 
 def test_what_does_not_fit_beside_the_first_column_follows_below(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def printed(piece: PiecePass, backward: bool) -> Iterator[tuple[str, str, float,
     head, *rows = operator_rows(piece, backward)
     for row in rows:
         cells = dict(zip(head, row, strict=True))
-        if cells["operator"] in ("", "gaps between kernels"):
+        if cells["operator"] in ("", "gaps"):
             continue
         times = [cells.get(name, "") for name in ("time", "forward", "input gradient", "weight gradient")]
         seconds = sum(_read(text, _SECONDS) for text in [*times, cells.get("computed again", "")])

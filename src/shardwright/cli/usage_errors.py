@@ -96,10 +96,19 @@ def bad_values(command: click.Command, ctx: click.Context, words: Sequence[str])
 
 
 def without_cluster(command: click.Command, error: click.NoSuchOption) -> click.UsageError | None:
-    """The error of an option that makes a cluster, in a command that takes the cluster of its JOB; None for others."""
+    """The error of an option that makes a cluster, in a command that takes the cluster of its JOB, or several
+    by --on; None for others."""
     takes_job = any(parameter.name == "job" for parameter in command.params)
     if not takes_job or all(error.option_name not in names for names in CLUSTER_OPTIONS.values()):
         return None
+    if any("--on" in parameter.opts for parameter in command.params):
+        message = say(
+            "No such option '{option}': {command} takes its clusters by --on, such as shardwright {example}.",
+            option=error.option_name,
+            command=command.name,
+            example=getattr(command, "examples", [""])[0],
+        )
+        return click.UsageError(message, error.ctx)
     message = say(
         "No such option '{option}': {command} takes the cluster of its JOB. Write a job for yours first: shardwright "
         "plan JOB --devices N --device NAME --toml chosen.toml, then shardwright {command} chosen.toml.",

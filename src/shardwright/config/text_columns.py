@@ -74,13 +74,13 @@ def wrapped(text: str, width: int) -> Iterator[str]:
 
 
 def fitting(text: str) -> str:
-    """A text whose lines fit the terminal: longer ones are broken at spaces, and go on under their first word.
-
-    Where nobody says how wide the output is, as in a pipe, lines stay whole.
-    """
-    if not is_sized():
-        return text
+    """A text whose lines fit the terminal: longer ones are broken at spaces, and go on under their first word."""
     return "\n".join(_broken(line) if num_columns(line) > terminal_width() else line for line in text.split("\n"))
+
+
+def logged(text: str) -> str:
+    """Lines of a log, as wide as the terminal; in a file or pipe each is a record that is searched, and stays whole."""
+    return fitting(text) if is_sized() else text
 
 
 def _broken(line: str) -> str:
@@ -94,7 +94,8 @@ def _cell_lines(text: str, width: int) -> list[str]:
     """Lines of a text, broken at spaces, and Chinese between its characters."""
     if is_wide(text):
         return list(wrapped(text, width))
-    return _broken_at_spaces(text, width)
+    indent = " " * (len(text) - len(text.lstrip()))
+    return _broken_at_spaces(text, width, hang=indent if 2 * len(indent) < width else "")
 
 
 def _broken_at_spaces(
@@ -116,20 +117,30 @@ def aligned(rows: Sequence[Sequence[str]], gap: int = 2, left: Collection[int] =
     """Rows as lines of columns, each as wide as its widest cell. Columns in `left` are aligned left, others right.
 
     Where the terminal is narrower, cells of left columns and the headings of others (the first row) are broken into
-    lines; where that is not enough, further columns follow below, beside the first one again. In a pipe only a last
-    column that is aligned left is broken.
+    lines; but columns are one nearer where that keeps words together. Where all that is not enough, further columns
+    follow below, beside the first one again. A row of a single cell
+    stands above those that follow it, as wide as the table.
     """
-    widths = [max(map(num_columns, column)) for column in zip(*rows, strict=True)]
+    full_rows = [row for row in rows if not _is_heading(row, rows)]
+    widths = [max(map(num_columns, column)) for column in zip(*full_rows, strict=True)]
     last, room = len(widths) - 1, terminal_width() - gap * (len(widths) - 1)
     excess = sum(widths) - room
     if excess > 0 and last in left and widths[last] - excess >= _LEAST_CELL:
         widths[last] -= excess
-    elif excess > 0 and is_sized():
-        least = [_least_width(column, number in left) for number, column in enumerate(zip(*rows, strict=True))]
+    elif excess > 0:
+        least = [_least_width(column, number in left) for number, column in enumerate(zip(*full_rows, strict=True))]
+        unbroken = sum(widths[n] if n in left else least[n] for n in range(len(widths)))
+        if gap > 1 and room < unbroken <= room + len(widths) - 1:
+            return aligned(rows, gap - 1, left)
         if sum(least) > room and len(widths) > 2:
             return _in_parts(rows, least, gap, left)
         widths = _shrunk(widths, least, excess, left)
     return "\n".join(line for row in rows for line in _lines_of(row, widths, gap, left))
+
+
+def _is_heading(row: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """True if a row of a table is a single cell, and others are not."""
+    return len(row) == 1 < len(rows[0])
 
 
 def is_sized() -> bool:
@@ -168,13 +179,18 @@ def _in_parts(rows: Sequence[Sequence[str]], least: Sequence[int], gap: int, lef
     if len(parts) == 1:  # a word is longer than the terminal is wide
         return "\n".join(line for row in rows for line in _lines_of(row, list(least), gap, left))
     return "\n\n".join(
-        aligned([[row[n] for n in (0, *part)] for row in rows], gap, [m for m, n in enumerate((0, *part)) if n in left])
+        aligned(
+            [list(row) if _is_heading(row, rows) else [row[n] for n in (0, *part)] for row in rows],
+            gap,
+            [m for m, n in enumerate((0, *part)) if n in left],
+        )
         for part in parts
     )
 
 
 def _lines_of(row: Sequence[str], widths: Sequence[int], gap: int, left: Collection[int]) -> list[str]:
-    """A row as lines."""
+    """A row as lines. One of a single cell is as wide as the terminal."""
+    widths = widths if len(row) > 1 else [max(terminal_width(), widths[0])] if len(widths) > 1 else widths
     cells = [
         _cell_lines(cell, width) if num_columns(cell) > width else [cell]
         for cell, width in zip(row, widths, strict=True)

@@ -5,6 +5,7 @@ This is in config because all rooms write numbers: faults of the checks, predict
 
 import math
 import re
+from collections.abc import Sequence
 
 from shardwright.config.phrase import Phrase, say
 
@@ -75,6 +76,15 @@ def memory_text(num_bytes: int) -> str:
 def number_text(number: float) -> str:
     """ "16,384", "0.5", "2.25"."""
     return f"{number:,.0f}" if number == int(number) or number >= 100 else f"{number:.3g}"
+
+
+def days_column(days: Sequence[float]) -> tuple[Phrase, list[str]]:
+    """Times of runs, in days, as a column of a table: its heading and its cells, in days, or all in hours or minutes
+    where the shortest is less than one of the larger unit."""
+    shortest = min((time for time in days if time > 0), default=1.0)
+    headings = ((1, say("days")), (24, say("hours")), (1440, say("minutes")))
+    in_a_day, heading = next((unit for unit in headings if unit[0] * shortest >= 1), headings[-1])
+    return heading, [number_text(in_a_day * time) for time in days]
 
 
 def tokens_text(num_tokens: float) -> str:

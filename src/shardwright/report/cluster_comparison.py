@@ -16,7 +16,7 @@ from shardwright.config.link_words import link_words
 from shardwright.config.percent import percent_text
 from shardwright.config.phrase import capitalized, fixed, in_language, note_phrase, say
 from shardwright.config.text_columns import terminal_width
-from shardwright.config.units import number_text, tokens_text
+from shardwright.config.units import days_column, number_text, tokens_text
 from shardwright.cost.money import device_hour_price, price_words, usd_per_device_hour
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.search.objectives import Objective
@@ -117,7 +117,7 @@ def comparison_screen(clusters: Sequence[ClusterPlan], notes: Sequence[str]) -> 
     if lacks:
         parts.append(paragraph(lacks_note(clusters[0].job, tuple(lacks))))
     remarks = dict.fromkeys([*notes, *(note for cluster in clusters for note in told_notes(cluster.job))])
-    remarks[say("days, money and energy are without time lost to failures")] = None
+    remarks[say("time, money and energy are without time lost to failures")] = None
     parts.append(Lines([paragraph(note_phrase(remark)) for remark in remarks]))
     return parts
 
@@ -175,29 +175,33 @@ class _Figures:
         shown = [self.clusters[index] for index in self.indices]
         for cluster in shown:
             table.add_column(in_language(cluster.name, language), width=self.width, overflow="fold")
-        columns = [_cells(cluster, has_batch=not _has_one_batch(self.clusters)) for cluster in shown]
+        times_label, times = days_column([cluster.run_totals["days"] or 0.0 for cluster in self.clusters])
+        has_batch = not _has_one_batch(self.clusters)
+        columns = [_cells(self.clusters[index], times[index], has_batch=has_batch) for index in self.indices]
         totals = {"days": "days", "money": "usd", "energy": "kwh"}
         for label in columns[0]:
             cells = []
             for index, column in zip(self.indices, columns, strict=True):
                 is_best = label in totals and best_index(self.clusters, totals[label]) == index
                 cells.append(Text(in_language(column[label], language), style="green" if is_best else ""))
-            table.add_row(in_language(label, language), *cells)
+            table.add_row(in_language(times_label if label == "days" else label, language), *cells)
         return table
 
 
-def _cells(cluster: ClusterPlan, has_batch: bool) -> dict[str, str]:
-    """The figures of a cluster by their labels; empty for those that need a plan if none fits."""
+def _cells(cluster: ClusterPlan, run_time: str, has_batch: bool) -> dict[str, str]:
+    """The figures of a cluster by their labels; empty for those that need a plan if none fits. `run_time` is the time
+    of its run, labelled "days" in any unit."""
     job, plan = cluster.job, cluster.plan
     no_plan = say("none is legal") if cluster.refusal else say("none fits")
     cells: dict[str, str] = {say("plan"): marked_words(plan) if plan else no_plan}
     if has_batch:
         sequences = say("{number:,} sequences", number=job.batch.global_batch_size)
         cells[say("batch")] = say("{listed}", listed=(sequences, job.precision.product_number))
-    return cells | _plan_cells(cluster) | {say("links"): _link_words(job.cluster), say("price"): _price(job.cluster)}
+    figures = _plan_cells(cluster, run_time)
+    return cells | figures | {say("links"): _link_words(job.cluster), say("price"): _price(job.cluster)}
 
 
-def _plan_cells(cluster: ClusterPlan) -> dict[str, str]:
+def _plan_cells(cluster: ClusterPlan, run_time: str) -> dict[str, str]:
     """The figures of a cluster's plan; empty if it has none."""
     job, plan, totals = cluster.job, cluster.plan, cluster.run_totals
     labels = ("step", "tokens/s/device", "MFU", "memory", "days", "money", "energy")
@@ -209,9 +213,9 @@ def _plan_cells(cluster: ClusterPlan) -> dict[str, str]:
         f"{plan.tokens_per_s_per_device:,.0f}",
         percent_text(plan.time.mfu),
         share_text(plan.memory.process, job, plan.fit_chance),
-        number_text(totals["days"] or 0.0),
+        run_time,
         usd_text(totals["usd"]),
-        say("unknown") if kwh is None else f"{kwh:,.0f} kWh",
+        say("unknown") if kwh is None else f"{number_text(kwh)} kWh",
     )
     return {fixed(label): figure for label, figure in zip(labels, figures, strict=True)}
 

@@ -17,7 +17,7 @@ from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
 from shardwright.config.units import counted_phrase, memory_text, seconds_text
 from shardwright.memory.job_memory import job_memory
-from shardwright.report.document import AlignedRows, Lines, Part, document_text, paragraph
+from shardwright.report.document import AlignedRows, Lines, Paragraph, Part, document_text, paragraph
 from shardwright.report.fit_verdict import (
     Fit,
     checkpoint_note,
@@ -156,7 +156,14 @@ def estimate_parts(job: JobSpec) -> list[Part]:
     notes = [paragraph(note_phrase(note)) for note in _notes(job, memory)]
     fit = fit_of(job, memory, priced)
     verdict = [paragraph(*verdict_sentences(job, fit)), *_nearest(job, fit, priced)]
-    return [heading, paragraph(note), AlignedRows(rows), *verdict, *_takes_parts(job, priced), *notes]
+    return [
+        Paragraph((heading,), hang="  "),
+        paragraph(note),
+        AlignedRows(rows),
+        *verdict,
+        *_takes_parts(job, priced),
+        *notes,
+    ]
 
 
 def parameters_text(model: ModelSpec) -> str:

@@ -123,13 +123,18 @@ def _nothing_better(system: System, own_plan: PricedPlan) -> Paragraph:
     )
 
 
+def _step_text(step_s: float) -> str:
+    """A step in seconds, or less, as in the plans that are told below, however long it is."""
+    return seconds_text(step_s, beside_s=min(step_s, 1.0))
+
+
 def _heading(number: int, plan: BetterPlan, own_fits: bool) -> str:
     """The line above the changes of a plan."""
     return say(
         "{number}. {times}: {step} for a step at {memory}; change",
         number=number,
         times=_times(plan.times, own_fits),
-        step=seconds_text(float(plan.priced.time.total)),
+        step=_step_text(float(plan.priced.time.total)),
         memory=memory_text(int(plan.priced.memory.process)),
     )
 
@@ -146,7 +151,7 @@ def _as_it_stands(system: System, own_plan: PricedPlan) -> Paragraph:
         "As it stands, {system} takes {step} for a step (as {software}), MFU {mfu:.1%}, at {memory} of a device's "
         "memory{misfit}{money}.",
         system=system.title,
-        step=seconds_text(total),
+        step=_step_text(total),
         software=own_plan.job.cluster.software,
         mfu=float(own_plan.time.mfu),
         memory=memory_text(int(own_plan.memory.process)),

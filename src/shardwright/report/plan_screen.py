@@ -9,7 +9,7 @@ from shardwright.config.percent import percent_text
 from shardwright.config.phrase import each, note_phrase, say
 from shardwright.config.software import software_of
 from shardwright.config.text_columns import terminal_width
-from shardwright.config.units import GIB, number_text, seconds_text, tokens_text
+from shardwright.config.units import GIB, days_column, number_text, seconds_text, tokens_text
 from shardwright.cost.failures import Goodput
 from shardwright.cost.money import price_words
 from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPlan
@@ -254,6 +254,7 @@ def _simpler_words(advice: Advice, plan: PricedPlan, simpler: SimplerPlan) -> Sc
 def _plans_table(advice: Advice) -> ScreenPart:
     """The best plans, the recommended one first, and their steps with software that many people run."""
     objective = advice.objective
+    heading_of_times, times = days_column([run_days(plan, objective) for plan in advice.plans])
     rows = [
         [
             str(number),
@@ -261,13 +262,13 @@ def _plans_table(advice: Advice) -> ScreenPart:
             sure_text(plan.first_is_faster),
             percent_text(plan.time.mfu),
             f"{plan.memory.process / GIB:.1f}",
-            number_text(run_days(plan, objective)),
+            run_time,
             usd_text(plan_cost(plan, objective).usd),
             changed_words(plan, advice.plans[0]) if number > 1 else marked_words(plan),
         ]
-        for number, plan in enumerate(advice.plans, 1)
+        for number, (plan, run_time) in enumerate(zip(advice.plans, times, strict=True), 1)
     ]
-    heading = ("", say("step"), say("P(1 faster)"), "MFU", "GiB", say("days"), say("money"), say("plan"))
+    heading = ("", say("step"), say("P(1 faster)"), "MFU", "GiB", heading_of_times, say("money"), say("plan"))
     return WideRows(heading, rows, is_first_best=True, below=software_beside(advice.plans))
 
 

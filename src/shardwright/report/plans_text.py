@@ -13,7 +13,7 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import order_words
 from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
-from shardwright.config.units import number_text
+from shardwright.config.units import days_column, number_text
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.neighbours import recompute_words
@@ -181,9 +181,10 @@ def marked_words(plan: PricedPlan) -> str:
 
 def sizes_part(advice: Advice) -> Part:
     """A table of the sizes of the cluster that the objective compared; the chosen size is marked."""
-    tokens, chosen = advice.objective.run_tokens, advice.job.cluster.num_devices
-    rows: list[list[str]] = [[say("devices"), say("days"), say("device-hours"), say("money"), "kWh", ""]]
-    for size in advice.tried:
+    tokens, tried, chosen = advice.objective.run_tokens, advice.tried, advice.job.cluster.num_devices
+    time_heading, times = days_column([0.0 if s.token_s == math.inf else tokens * s.run_token_s / 86400 for s in tried])
+    rows: list[list[str]] = [[say("devices"), time_heading, say("device-hours"), say("money"), "kWh", ""]]
+    for size, run_time in zip(tried, times, strict=True):
         note = "" if advice.objective.in_time(size.run_token_s) else say("too slow")
         if size.num_devices == chosen:
             note = say("chosen")
@@ -191,10 +192,9 @@ def sizes_part(advice: Advice) -> Part:
             rows.append([f"{size.num_devices:,}", "", "", "", "", say("no plan fits")])
             continue
         money = step_money(advice.job.cluster, tokens * size.run_token_s, size.num_devices)
-        days = tokens * size.run_token_s / 86400.0
-        kwh = say("unknown") if money.kwh is None else f"{money.kwh:,.0f}"
+        kwh = say("unknown") if money.kwh is None else number_text(money.kwh)
         rows.append(
-            [f"{size.num_devices:,}", number_text(days), f"{money.device_hours:,.0f}", usd_text(money.usd), kwh, note]
+            [f"{size.num_devices:,}", run_time, number_text(money.device_hours), usd_text(money.usd), kwh, note]
         )
     return Lines((say("The best plan at each size that was compared"), AlignedRows(rows, left=(5,))))
 

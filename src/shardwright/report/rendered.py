@@ -6,11 +6,11 @@ from io import StringIO
 from typing import Protocol, runtime_checkable
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from shardwright.config.phrase import ENGLISH, in_language
-from shardwright.config.text_columns import num_columns, terminal_width
+from shardwright.config.text_columns import is_wide, num_columns, terminal_width, wrapped
 from shardwright.report.document import Part, part_text
 
 _GAP = 2  # columns between those of a table
@@ -90,10 +90,20 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], described: Wid
     for number, row in enumerate(rows):
         is_best = described.is_first_best and number == 0
         table.add_row(
-            *(Text(cell, no_wrap=True, overflow="ellipsis") if is_best else cell for cell in row[: len(table.columns)]),
+            *(
+                Text(cell, no_wrap=True, overflow="ellipsis") if is_best else _in_lines(cell, column)
+                for cell, column in zip(row, table.columns, strict=False)
+            ),
             style="green" if is_best else None,
         )
     return table
+
+
+def _in_lines(cell: str, column: Column) -> str:
+    """A cell whose Chinese is broken between its characters, which the table itself would break at spaces alone."""
+    if column.no_wrap or not column.width or not is_wide(cell):
+        return cell
+    return "\n".join(wrapped(cell, column.width))
 
 
 def rendered(parts: Sequence[ScreenPart | RenderableType], coloured: bool = False, language: str = ENGLISH) -> str:

@@ -5,11 +5,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH, Phrase, both, in_language, say
-from shardwright.config.units import GIB, seconds_text
+from shardwright.config.units import GIB, days_column, seconds_text
 from shardwright.cost.money import price_words
 from shardwright.planner.critical_batch import BatchLimits, Rescaled, rescaled
 from shardwright.planner.scaling import Point, Scaling, devices_text
@@ -132,15 +133,20 @@ def _betas(settings: Rescaled) -> str:
 
 
 def _rows(curve: Scaling) -> list[list[str]]:
+    runs_days = [
+        [tokens / point.tokens_per_s / 86400 for tokens in sorted(run_tokens)]
+        for point, run_tokens in zip(curve.points, curve.run_tokens, strict=True)
+    ]
+    time_heading, times = days_column([days for runs in runs_days for days in runs])
+    texts = iter(times)
     rows: list[list[str]] = [
         [
             say("devices"), say("batch"), say("step"), say("tokens/s"), say("each"), "MFU", say("efficiency"), "GiB",
-            say("memory eff."), "USD/1e9", say("days"),
+            say("memory eff."), "USD/1e9", time_heading,
         ]
     ]  # fmt: skip
-    for point, tokens in zip(curve.points, curve.run_tokens, strict=True):
+    for point, days in zip(curve.points, runs_days, strict=True):
         usd = point.usd_per_billion_tokens
-        days = dict.fromkeys(_days(total / point.tokens_per_s / 86400) for total in sorted(tokens))
         rows.append(
             [
                 f"{point.num_devices:,}",
@@ -153,7 +159,7 @@ def _rows(curve: Scaling) -> list[list[str]]:
                 f"{point.peak_bytes / GIB:.1f}",
                 _percent(curve.memory_efficiency(point)),
                 say("unknown") if usd is None else f"{usd:,.0f}",
-                "-".join(days),
+                "-".join(dict.fromkeys(islice(texts, len(days)))),
             ]
         )
     return rows
@@ -168,10 +174,6 @@ def _plans(curve: Scaling) -> list[list[str]]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _days(days: float) -> str:
-    return f"{days:.3g}" if days < 1000 else f"{days:.0f}"
 
 
 _UNITS = [

@@ -17,7 +17,7 @@ from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
 from shardwright.config.percent import percent_text
 from shardwright.config.phrase import in_language, language_of_locale, say, spaced
-from shardwright.config.text_columns import fitting
+from shardwright.config.text_columns import logged
 from shardwright.config.units import MIB
 from shardwright.config.user_file import open_file, system_reason
 from shardwright.parallel.comm.process_groups import Mesh
@@ -64,7 +64,7 @@ class MetricsLog:
     def tell(self, text: str) -> None:
         """Print a line for the user, in the language of the locale. Raises RunError if that fails."""
         try:
-            print(fitting(printable(in_language(text, language_of_locale()))), file=self._out, flush=True)
+            print(logged(printable(in_language(text, language_of_locale()))), file=self._out, flush=True)
         except OSError as error:
             fault = say("standard output can't be written: {reason}", reason=system_reason(error))
             raise RunError(fault) from None

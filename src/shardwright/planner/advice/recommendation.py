@@ -42,6 +42,7 @@ TOLD_APART = 0.8
 # Kinds of plans to compare, at least: the number of plans shown must not change the choice.
 CONSIDERED = 10
 _AS_LONG = 5e-4  # a share of a step: plans that differ by less take as long, and the simpler one is recommended
+_LEAST_GAIN = 0.005  # a share of a step: by less, plans with state in host memory are no faster, "0 %"
 _MOST_MOVES = 8  # from the first plan to a faster adjacent one
 _TRIES = 4  # simpler plans that are simulated, at most
 # Objectives by which plans with state in host memory are compared with others; true if the devices of a plan count.
@@ -131,7 +132,7 @@ def surely_hosted(hosted: Advice, on_device: Advice) -> Advice:
         return on_device
     first, other = hosted.plans[0], on_device.plans[0]
     cost, other_cost = (plan.token_s * _weight(hosted.objective, plan.job) for plan in (first, other))
-    if cost >= other_cost:
+    if 1 - cost / other_cost < _LEAST_GAIN:
         return on_device
     confidence = fitted_spread().confidence(math.log(other_cost / cost), kinds_between(first.job, other.job))
     if confidence >= TOLD_APART:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from shardwright.config.phrase import capitalized, say
 from shardwright.config.software import software_of
-from shardwright.config.units import memory_text
+from shardwright.config.units import memory_text, ranks_text
 from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect
 from shardwright.planner.advice.rules import first_place_of_state
@@ -25,7 +25,7 @@ def memory_chapter(story: Story) -> Iterator[Part]:
             rows.append(["...", *[""] * (len(rows[0]) - 1)])
         previous_rank = rank
         values = account.as_dict()
-        stages = " ".join(map(str, placement.stages_of(rank)))
+        stages = ranks_text(tuple(placement.stages_of(rank)), 4)
         memory_texts = [memory_text(values[f"{kind}_bytes"]) for kind in [*kinds, "total"]]
         memory_texts += [memory_text(round(story.predicted[rank].process))] if story.predicted else []
         rows.append([str(rank), stages, *memory_texts])

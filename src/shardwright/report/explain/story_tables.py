@@ -2,7 +2,6 @@
 the bytes that cross each link; and the layout of each tensor in the notations of DTensor, SBP and GSPMD."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 from shardwright.config.layer_kind import UNTURNED, WINDOWED
@@ -30,7 +29,7 @@ def passes_parts(passes: Iterable[PiecePass], backward: bool) -> Iterator[Part]:
             yield AlignedRows(rows, left=[column for column, name in enumerate(rows[0]) if name in _WORDS])
 
 
-_WORDS = ("operator", "work", "what it communicates")  # columns of words; the others have numbers
+_WORDS = ("operator", "work")  # columns of words; the others have numbers
 _NAMES = {
     "dense": "a layer",
     "experts": "a layer with experts",
@@ -97,23 +96,29 @@ def _capital(name: str) -> str:
 
 
 def operator_rows(piece: PiecePass, backward: bool) -> list[list[str]]:
-    """A row of column names, a row for each operator that computes or communicates in this pass, and a row of gaps."""
+    """A row of column names, a row for each operator that computes or communicates in this pass, and a row of gaps.
+
+    Each further product and each collective of an operator has a row without its name.
+    """
     times = ("forward", "input gradient", "weight gradient", "computed again") if backward else ("time", "a second")
-    rows: list[list[str]] = [[say("operator"), say("work"), "FLOP", *map(say, times), say("what it communicates")]]
+    rows: list[list[str]] = [[say("operator"), say("work"), "FLOP", *map(say, (*times, "lasts", "exposed"))]]
     for operator in reversed(piece.operators) if backward else piece.operators:
         moves = operator.backward if backward else (*operator.forward, *operator.with_graph)
         if backward and operator.again_share:
             moves = (*operator.forward, *moves)
         figures = _backward_figures(operator) if backward else _forward_figures(operator)
+        blank = [""] * len(figures)
         is_later = operator.in_backward and not backward
         if any(figures) or moves or is_later:
             computed: list[str] = [say("in the backward")] if is_later else _computed(operator, backward)
-            lines = list(zip_longest(computed, map(_collective_text, moves), fillvalue=""))
-            rows.append([operator.name, lines[0][0], *figures, lines[0][1]])
-            rows += [["", work, *[""] * len(figures), communicated] for work, communicated in lines[1:]]
+            lines = [[work, *(figures if not number else blank), "", ""] for number, work in enumerate(computed)]
+            lines = [line for line in lines if any(line)]
+            lines += [[moved, *blank, *seconds] for moved, *seconds in map(_collective_cells, moves)]
+            rows += [["" if number else operator.name, *line] for number, line in enumerate(lines)]
     gaps = [None, piece.backward_gap_s, None, piece.again_gap_s] if backward else [piece.forward_gap_s, None]
     if any(gaps):
-        rows.append([say("gaps between kernels"), "", "", *(seconds_text(gap) if gap else "" for gap in gaps), ""])
+        gap_texts = [seconds_text(gap) if gap else "" for gap in gaps]
+        rows.append([say("gaps"), say("between kernels"), "", *gap_texts, "", ""])
     used = [any(row[column] for row in rows[1:]) or column == 0 for column in range(len(rows[0]))]
     return [[cell for cell, is_used in zip(row, used, strict=True) if is_used] for row in rows]
 
@@ -137,7 +142,7 @@ def _backward_figures(operator: OperatorPass) -> list[str]:
 def _computed(operator: OperatorPass, backward: bool) -> list[str]:
     """A line for each product of an operator in this pass, or else one for its memory traffic."""
     if operator.pairs:
-        return [say("{pairs} pairs of a query and a key", pairs=number_text(operator.pairs))]
+        return [say("{pairs} pairs of query and key", pairs=number_text(operator.pairs))]
     if operator.products:
         return [_shape(p) for p in operator.products]
     moved_bytes = (
@@ -151,7 +156,8 @@ def _shape(p: MatrixProduct) -> str:
     return shape if float(p.batch) == 1 else say("{count} of {shape}", count=number_text(float(p.batch)), shape=shape)
 
 
-def _collective_text(collective: Collective) -> str:
+def _collective_cells(collective: Collective) -> tuple[str, str, str]:
+    """A collective, the seconds that it takes by itself, and those that no computing hides; empty if unknown."""
     size: str = say("nothing in our runtime")
     if collective.calls:
         size = bytes_text(round(collective.full_bytes / collective.calls))
@@ -163,11 +169,8 @@ def _collective_text(collective: Collective) -> str:
         size=size,
     )
     if collective.seconds is None or collective.exposed_s is None:
-        return text
-    seconds, exposed = seconds_text(collective.seconds), seconds_text(collective.exposed_s)
-    if collective.exposed_s > 0.999 * collective.seconds:
-        return say("{moves}: {seconds}, exposed", moves=text, seconds=seconds)
-    return say("{moves}: {seconds}, of it {exposed} exposed", moves=text, seconds=seconds, exposed=exposed)
+        return text, "", ""
+    return text, seconds_text(collective.seconds), seconds_text(collective.exposed_s)
 
 
 def layout_parts(regions: Sequence[RegionLayout]) -> Iterator[Part]:
@@ -176,15 +179,16 @@ def layout_parts(regions: Sequence[RegionLayout]) -> Iterator[Part]:
         for title, tensors in (("parameters", region.parameters), ("activations", region.activations)):
             if tensors:
                 yield say("{piece}, {kind}:", piece=fixed(region.name), kind=say(title))
-                yield AlignedRows(_rows(tensors), left=range(6))
+                yield AlignedRows(_rows(tensors), left=range(4))
 
 
 def _rows(tensors: Iterable[TensorLayout]) -> list[list[str]]:
-    """A header, then a row for each group of states in which a tensor is sharded alike."""
-    rows: list[list[str]] = [[say("tensor"), say("state"), say("dims of the whole"), "DTensor", "SBP", "GSPMD"]]
+    """A header; then each tensor with the dims of the whole, above a row for each group of states sharded alike."""
+    rows: list[list[str]] = [[say("state"), "DTensor", "SBP", "GSPMD"]]
     for tensor in tensors:
         dims = " x ".join(f"{name} {size:,}" for name, size in zip(tensor.dims, tensor.shape, strict=True))
         name: str = say("{name} (expected)", name=tensor.name) if tensor.rows_vary else tensor.name
+        rows.append([say("{name}: {dims}", name=name, dims=dims)])
         for states in _alike(tensor):
             other_states = [state for state in tensor.states if state not in states]
             states_shown: str = say("{listed}", listed=tuple(map(fixed, states)))
@@ -194,8 +198,7 @@ def _rows(tensors: Iterable[TensorLayout]) -> list[list[str]]:
             split_over = [p for p in tensor.states[states[0]] if p.size > 1]
             dtensor = ", ".join(f"{p.axis} {p.dtensor}" for p in split_over) or say("whole")
             sbp = " ".join(f"{p.axis} {p.sbp}" for p in split_over) or say("whole")
-            rows.append([name, states_shown, dims, dtensor, sbp, tensor.gspmd(states[0])])
-            name = dims = ""
+            rows.append([say("  {states}", states=states_shown), dtensor, sbp, tensor.gspmd(states[0])])
     return rows
 
 
@@ -240,7 +243,7 @@ def crossings_table(crossings: Sequence[Crossing], words: LinkWords, crosses: bo
     has_times = any(crossing.seconds is not None for crossing in crossings)
     names = ("when", "axis", "collective", "ranks", "calls", "tensor a call")
     rows: list[list[str]] = [[*map(say, names)]]
-    inside = say("sent inside {domains}", domains=fixed(words.domains))
+    inside = say("inside {domains}", domains=fixed(words.domains))
     rows[0] += [inside, fixed(words.between)] if crosses else [say("sent")]
     rows[0] += [say("by itself"), say("exposed")] if has_times else []
     for c in crossings:

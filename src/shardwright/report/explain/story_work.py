@@ -15,7 +15,12 @@ def forward_chapter(story: Story) -> Iterator[Part]:
     yield paragraph(
         say("One microbatch on one rank."),
         say("A product of rows x inner x columns takes 2 x rows x inner x columns FLOPs."),
-        say("Exposed is what no computing hides; gaps are what launching kernels leaves idle.") if story.step else "",
+        say(
+            "A collective lasts as long as it takes by itself; exposed of it is what no computing hides. Gaps are what "
+            "launching kernels leaves idle."
+        )
+        if story.step
+        else "",
     )
     yield from passes_parts(story.passes, backward=False)
     yield from _experts(story)

@@ -13,7 +13,7 @@ from shardwright.config import catalog, largest
 from shardwright.config.base import PlanError, faults_in
 from shardwright.config.phrase import ENGLISH, each, in_language, say, sentences_of
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.config.text_columns import filled, fitting, is_sized, terminal_width
+from shardwright.config.text_columns import filled, fitting, terminal_width
 from shardwright.config.units import counted_phrase
 from shardwright.report.document import AlignedRows, Lines, Part, document_text
 from shardwright.report.output import write_output
@@ -28,8 +28,6 @@ from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.shape_program import size_faults
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.slow_rank import SlowRank
-
-_PIPE_WIDTH = 120  # columns of a drawing where nobody says how wide the output is
 
 
 @dataclass(frozen=True)
@@ -259,8 +257,9 @@ def _text(study: Study, output: Output) -> str:
 
 
 def _drawing(study: Study, output: Output) -> str:
-    width = terminal_width() if is_sized() else _PIPE_WIDTH
-    return draw(study.timeline, width, palette_of(sys.stdout, output.no_colour), output.language, unit=study.unit)
+    return draw(
+        study.timeline, terminal_width(), palette_of(sys.stdout, output.no_colour), output.language, unit=study.unit
+    )
 
 
 def _show_comparison(request: Request, named_study: Study | None, output: Output) -> None:

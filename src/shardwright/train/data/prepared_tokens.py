@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.config.phrase import say
+from shardwright.config.units import counted_phrase
 from shardwright.train.data.mixed_samples import MixedSamples
 from shardwright.train.data.once_each import InTurn
 from shardwright.train.data.packed_samples import PackedSamples
@@ -72,13 +73,15 @@ class TokenFiles:
         samples = PackedSamples(self.train, self.sequence, self.seed)
         packing = samples.packing
         room, num_packed = len(packing) * (self.sequence + 1), self.num_train_tokens - packing.cut_tokens
+        values = {
+            "chats": counted_phrase(len(packing.order), "chat"),
+            "sequences": counted_phrase(len(packing), "sequence"),
+            "share": num_packed / room,
+        }
         lines: list[str] = [
-            say(
-                "{chats:,} chats to train on are packed into {sequences:,} sequences, which they fill to {share:.1%}",
-                chats=len(packing.order),
-                sequences=len(packing),
-                share=num_packed / room,
-            )
+            say("{chats} to train on is packed into {sequences}, which it fills to {share:.1%}", **values)
+            if len(packing.order) == 1
+            else say("{chats} to train on are packed into {sequences}, which they fill to {share:.1%}", **values)
         ]
         if packing.num_cut:
             lines.append(
