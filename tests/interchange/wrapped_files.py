@@ -56,4 +56,24 @@ WRAPPED = {
     "compose.yaml": "services:\n  web: {image: x, command: serve}\n  train:\n    image: y\n    environment: [TP=4]\n"
     "    deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 8, capabilities: [gpu]}]}}}\n"
     f"    command: {_LINE.replace('size=4', 'size=$TP')}\n",
+    "determined.yaml": "name: d\nresources: {slots_per_trial: 8}\nenvironment: {environment_variables: [TP=4]}\n"
+    "searcher: {name: single, metric: loss}\n"
+    f"entrypoint: {json.dumps(['bash', '-c', _LINE.replace('=4', '=$TP', 1)])}\n",
+    "mosaic.yaml": "name: m\nimage: x\ncompute: {gpus: 16, cluster: c}\nenv_variables: {TP: '4'}\ncommand: |-\n"
+    f"  torchrun {' '.join(PROGRAM).replace('size=4', 'size=$TP')}\n",
+    "beaker.yaml": "version: v2\nbudget: b\ntasks:\n- {name: t, replicas: 2, resources: {gpuCount: 8}, "
+    f"command: [torchrun], arguments: {json.dumps(PROGRAM)}, envVars: [{{name: TP, value: '4'}}]}}\n",
+    "vertex.yaml": "workerPoolSpecs:\n"
+    + "".join(
+        "- {machineSpec: {acceleratorCount: 8}, replicaCount: 1, containerSpec: {imageUri: x, "
+        f"command: [torchrun], args: {json.dumps(PROGRAM)}}}}}\n"
+        for _ in range(2)
+    ),
+    "Makefile": "TP ?= 4\nPROGRAM := pretrain_gpt.py\nFLAGS = \\\n\t--nnodes=2 --nproc_per_node=8\n.PHONY: train\n"
+    "test: ## tests\n\t@python -m pytest -q\n\ntrain: data/$(TP) ## trains\n\t@mkdir -p out/$$USER\n"
+    "\ttorchrun $(FLAGS) \\\n\t  $(PROGRAM) " + " ".join(FLAGS).replace("size=4", "size=$(TP)") + "\n",
+    "justfile": 'tp := env_var_or_default("TP", "4")\ndefault:\n    @just --list\ntrain nodes="2" *further:\n'
+    "    torchrun --nnodes={{nodes}} --nproc_per_node=8 \\\n      "
+    + " ".join(PROGRAM).replace("size=4", "size={{ tp }}")
+    + " {{further}}\n",
 }

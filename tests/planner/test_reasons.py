@@ -20,6 +20,7 @@ from shardwright.config.schedule_facts import searched
 from shardwright.cost.calibration import pessimistic, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.run_goodput import job_goodput
+from shardwright.layers.memo import Memo
 from shardwright.memory.rank_estimate import peak_memory
 from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.advice.priced_plan import priced
@@ -143,7 +144,7 @@ def test_what_is_below_what_is_shown_is_left_out_of_the_text() -> None:
     """Also of the smallest jobs, whose steps are milliseconds."""
     for job in (job_with(dp=8), job_with(2, dp=8, zero=3)):
         advice = explained(best_plans(job, QUICK, shipped(), Objective(), 3), job, QUICK, constants=shipped())
-        text = document_text(plan_details(advice))
+        text = document_text(plan_details(advice, flips(advice.plans[0].job, advice.plans[1].job, shipped())))
         for line in text.splitlines():
             assert not re.search(r"(?<![\d.])0(\.0+)? (s|%|GiB)|(?<![\d.])0\.0+%|the same time", line), line
 
@@ -277,8 +278,8 @@ def test_where_a_plan_stands() -> None:
     """None of a sample is faster than the best; about half is faster than the median."""
     job = job_with(dp=8)
     token_s = best(job, QUICK, shipped(), Objective(), 1)[1].candidates[0].token_s
-    assert standing(job, token_s, QUICK, shipped()).share_faster == 0.0
-    assert standing(job, 1e9, QUICK, shipped()).share_faster == 1.0
+    assert standing(job, token_s, QUICK, shipped(), Memo()).share_faster == 0.0
+    assert standing(job, 1e9, QUICK, shipped(), Memo()).share_faster == 1.0
 
 
 def test_the_command_prints_a_list_and_writes_a_job(tmp_path: Path) -> None:

@@ -145,6 +145,8 @@ def test_no_bound_is_above_a_price(model: str, order: str, software: str, data: 
         bounds.mean_rank_token_s(job, columns, seconds)
         for seconds in bounds.microbatch_s(job, columns, variant, shipped(), Memo())
     )
+    least_s = bounds.before_experts_s(job, columns, variant, shipped(), Memo())
+    assert (bounds.mean_rank_token_s(job, columns, least_s) <= np.minimum(mean_s, paired_s) * (1 + 1e-12)).all()
     factor = bounds.bubble_factor(columns, variant.schedule, columns["virtual_stages"])
     virtual = SCHEDULES[variant.schedule].stages_per_rank or columns["virtual_stages"]
     least_s = factor * (paired_s if bounds.is_paired(variant.schedule) else mean_s)

@@ -18,6 +18,7 @@ from shardwright.cost.calibration import shipped
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.objections import Objection, plans_without_objection
 from shardwright.planner.advice.recommendation import explained, plans_of
+from shardwright.planner.advice.sensitivity import Flip, flips
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.objectives import NAMES, Name, Objective
 from shardwright.report.plan_details import plan_details
@@ -91,6 +92,12 @@ class FoundPlans(Shown):
         except KeyError as error:
             raise PlanError(self.subject, [error_text(error)]) from None
 
+    @cached_property
+    def flips(self) -> list[Flip]:
+        """The changes that would make the second plan win; none if there is no second."""
+        plans = self.advice.plans
+        return flips(plans[0].job, plans[1].job, shipped()) if len(plans) > 1 else []
+
     @property
     def text(self) -> str:
         return self.screen()
@@ -106,7 +113,7 @@ class FoundPlans(Shown):
             if len(text.splitlines()) <= SCREEN_LINES:
                 break
         if with_details and advice.plans:
-            text = f"{text}\n\n{rendered(plan_details(advice), coloured, language)}"
+            text = f"{text}\n\n{rendered(plan_details(advice, self.flips), coloured, language)}"
         return text
 
     def to_dict(self) -> dict[str, Any]:

@@ -83,6 +83,12 @@ class PieceTime:
         return replace(self, tensor=self.tensor + self.put_off * is_split, put_off=0.0 * self.put_off)
 
     @property
+    def without_dispatch(self) -> Numbers:
+        """Seconds of forward and backward without the exchanges of experts, gathers of parameters and copies to host
+        memory."""
+        return self.forward + self.input_grad + self.weight_grad + self.again + self.tensor + self.context
+
+    @property
     def exposed(self) -> Numbers:
         """Seconds of all exposed communication."""
         return self.tensor + self.context + self.expert + self.shard + self.host

@@ -20,7 +20,7 @@ from shardwright.interchange.launched_ranks import (
     visible_devices,
 )
 from shardwright.interchange.reading.file_signs import CONFIGURATIONS
-from shardwright.interchange.reading.loose_words import LooseWord, loose_words
+from shardwright.interchange.reading.loose_words import LooseWord, loose_words, without_unset_groups
 from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
 from shardwright.interchange.reading.shell_commands import Command
@@ -28,6 +28,7 @@ from shardwright.interchange.reading.shell_marks import UNKNOWN, readable, unkno
 from shardwright.interchange.reading.shell_script import Script
 from shardwright.interchange.reading.shell_values import Variables
 from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.training_programs import trains_by_name
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def _reasons_without_training(script: Script) -> list[str]:
     """The first reasons why no command of a script is known to train: scripts that it starts and that are not there,
     variables that would tell, programs that are not known, what is not followed."""
     scripts, programs = list[str](), list[str]()
-    for command in script.commands:
+    for command in sorted(script.commands, key=lambda command: trains_by_name(_program_of(command.words))):
         started = next((word for word in _leading_words(command.words) if word.endswith(_SCRIPTS)), "")
         if started:
             scripts.append(
@@ -125,7 +126,25 @@ def _reasons_without_training(script: Script) -> list[str]:
         programs.insert(
             0, say("line {line}: the script ends there; its arguments stand behind --", line=script.ended_on)
         )
-    return list(dict.fromkeys([*scripts[:2], *asked[:2], *programs[-2:], *others]))[:3]
+    reasons = list(dict.fromkeys([*scripts[:2], *asked[:2], *programs[-2:], *others]))[:3]
+    return reasons or _started_otherwise(script)
+
+
+def _started_otherwise(script: Script) -> list[str]:
+    """The last command that a launcher starts, or any, where nothing else is a reason."""
+    commands = [command for command in script.commands if not command.words[0].startswith("-")]
+    if not commands:
+        return []
+    launched = [command for command in commands if set(map(_name_of, command.words)) & {*NODE_LAUNCHERS}]
+    command = (launched or commands)[-1]
+    program = shortened(readable(" ".join(command.words)))
+    return [
+        say("line {line}: {program} is a program whose options are not known here", line=command.line, program=program)
+    ]
+
+
+def _name_of(word: str) -> str:
+    return PurePath(word).name
 
 
 def _leading_words(words: Sequence[str]) -> list[str]:
@@ -224,7 +243,8 @@ def _of_command(command: Command, script: Script) -> Launched:
     ]
     if taken:
         notes.append(say("nobody set these, so their defaults hold: {names}", names=tuple(taken[:12])))
-    arguments = words[program_index + 1 :]
+    arguments, emptied = without_unset_groups(words[program_index + 1 :], script.variables.values.keys())
+    notes += emptied
     return Launched(
         settings_of(launcher_words(launchers)), settings_of(arguments), ranks.nodes, ranks.devices_per_node,
         launcher=PurePath((launcher_words(launchers) or [""])[0]).name,

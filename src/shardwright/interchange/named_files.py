@@ -13,7 +13,9 @@ from shardwright.config.user_file import FileFault, read_text
 _MODEL_FOLDER = re.compile(r"\b(?:base_model|model_name_or_path|config_name)[\"']?[:=\s]\s*[\"']?([\w./-]+)")
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 # Names and paths have a most length, so that a long line is read in a time that grows no faster than it.
-_PATH = r"[\w-]{0,64}[\"']?[:=\s]\s*[\"']?([\w.-][\w./-]{0,512}\.(?:json|ya?ml))\b"
+# A path that begins with a variable counts from there on.
+_FILE = r"(?:\$\{?\w{1,64}\}?/)?([\w.-][\w./-]{0,512}\.(?:json|ya?ml|toml))\b"
+_PATH = rf"[\w-]{{0,64}}[\"']?[:=\s]-?\s*[\"']?{_FILE}"
 # Settings and variables of scripts that name the configuration of DeepSpeed, of FSDP or Accelerate, of a program.
 _ENGINES = (
     re.compile(rf"(?i)\b(?:deepspeed|ds)(?:_config)?{_PATH}"),
@@ -21,9 +23,10 @@ _ENGINES = (
     re.compile(
         r"\b(?:axolotl(?:\.cli\.|\s+)train|llamafactory-cli\s+train|llamafactory\.(?:launcher|cli\s+train)"
         r"|src/train\.py|yaml[-_]cfg|config-file)[=\s]\s*"
-        r"([\w.-][\w./-]{0,512}\.ya?ml)\b"
+        rf"[\"']?{_FILE}"
     ),
-    re.compile(r"\.py\s[^#;&|]{0,512}?--config[=\s]\s*([\w.-][\w./-]{0,512}\.json)\b"),
+    re.compile(rf"\.py[\"']?\s[^#;&|]{{0,512}}?--config[=\s]\s*[\"']?{_FILE}"),
+    re.compile(rf"\.py[\"']?\s(?:\\\s)?\s*[\"']?{_FILE}"),  # the first argument of a program
 )
 _MOST_BYTES = MIB
 _MOST_ABOVE, _MOST_ROUNDS = 6, 3
@@ -86,7 +89,8 @@ def _has_unnamed(file: Path, texts: Mapping[str, str]) -> bool:
     named = {PurePath(name).name for text in texts.values() for pattern in _ENGINES for name in pattern.findall(text)}
     others = [PurePath(name) for name in texts if Path(name) != file]
     return any(
-        path.suffix in (".json", ".yaml", ".yml") and path.name not in {*named, "config.json"} for path in others
+        path.suffix in (".json", ".yaml", ".yml", ".toml") and path.name not in {*named, "config.json"}
+        for path in others
     )
 
 

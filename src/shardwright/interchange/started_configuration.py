@@ -53,10 +53,13 @@ def started_configuration(texts: Mapping[str, str], asked: Asked, signs: Sequenc
     missing = [word for word in named if not unknown_names(word) and PurePath(word).name not in names]
     if missing:
         raise ShellFault(
-            say("{file} has the options of the program, and is not read: name it too", file=shortened(missing[0]))
+            say(
+                "{file} has the options of the program, and is not read: name it too",
+                file=shortened(readable(missing[0])),
+            )
         )
     if not files:
-        option = shortened(readable(" ".join(command.arguments[:3])), 60)
+        option = shortened(readable(" ".join(command.arguments[:3]) or command.program), 60)
         raise ShellFault(
             say(
                 "the script starts a program with a configuration ({option}), which is no file here: name it",

@@ -51,6 +51,7 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
         "imagenet",
         "resnet",
     ),
+    say("labels, not tokens (classification)"): ("classification", "classifier", "classify", "cls", "regression"),
     say("retrieval"): ("retro", "ict", "retriever", "retrieval"),
     say("a reward"): ("reward", "rm", "prm"),
     say("a model by preferences, beside a copy of it (DPO and the like)"): (
@@ -114,6 +115,47 @@ def program_fault(name: str) -> str:
     )
 
 
+# Words of names of programs that train a decoder of text, and beginnings of names of models that are one.
+_OF_PROGRAMS = {
+    *(*_TRAINING, *_PLAIN_NAMES, "gpt", "gpt2", "gpt3", "llm", "lm", "core", "mcore", "megatron", "moe", "continue"),
+    *("cpt", "distributed", "model", "text", "py", "legacy", "entry", "start", "ds", "deepspeed", "causal", "dense"),
+}
+_MODELS = (
+    *("llama", "qwen", "mixtral", "mistral", "deepseek", "gemma", "falcon", "baichuan", "chatglm", "glm", "yi", "phi"),
+    *(
+        "internlm",
+        "aquila",
+        "bloom",
+        "opt",
+        "starcoder",
+        "kimi",
+        "minimax",
+        "grok",
+        "yuan",
+        "nemotron",
+        "olmo",
+        "hunyuan",
+    ),
+)
+
+
+def trains_by_name(name: str) -> bool:
+    """True if a word of a program's name says that it trains."""
+    stem = name.rpartition("/")[2].removesuffix(".py").rpartition(".")[2]
+    return bool({*re.split(r"[^a-z]+", stem.lower())} & {*_TRAINING})
+
+
+def taken_for_gpt(name: str) -> list[str]:
+    """A note on a program of Megatron-LM's kind whose name is that of another model: its flags are read as they are
+    meant for GPT."""
+    stem = name.rpartition("/")[2].removesuffix(".py").rpartition(".")[2].lower()
+    words = [word for word in re.split(r"[^a-z]+", stem) if len(word) > 1 and word not in _OF_PROGRAMS]
+    if not stem or all(word.startswith(_MODELS) for word in words):
+        return []
+    note = say("{program} is taken for a program that trains the decoder of its flags", program=shortened(name, 60))
+    return [note]
+
+
 def told_by_names(names: Sequence[str]) -> list[str]:
     """A line on the first of some names, of files or of outputs, that says training of a reward, by preferences or by
     rewards, for programs whose options need not say it; none if no name says so, or one says next tokens too."""
@@ -145,6 +187,9 @@ _PREFERENCES = (
     "--max_completion_length",
     "--num_generations",
 )
+# Options of classification.
+_LABELS = ("--label_column_name", "--label_column_names", "--label_column", "--text_column_names", "--do_regression")
+_OFF = ("false", "0", "no", "none", "null", "")
 _OF_TOKENS = ("sft", "pt")
 _KINDS = ("--stage", "--rlhf_type", "--rl", "--algorithm")
 # Options that mean nothing beside a word of training by next tokens.
@@ -169,6 +214,10 @@ def read_kind(settings: Settings, _: Flat) -> None:
                 settings=tuple(map(settings.setting_text, preferences)),
             )
         )
+    labels = [name for name in _LABELS if settings.has(name) and settings.text(name).lower() not in _OFF]
+    if labels:
+        setting = settings.setting_text(labels[0])
+        settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
     if settings.has("--mlm_probability") and settings.text("--mlm", "true").lower() == "true":
         setting = settings.setting_text("--mlm_probability")  # of masked tokens
         settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))

@@ -48,7 +48,23 @@ UNREAD_SYSTEMS = (
         commands=(r"(?:^|[;&|\s])composer[ \t]+-", _COMMAND + r"composer[ \t]+\S", r"\bllm-?foundry/\S*train\.py\b"),
         imports=(_IMPORT + r"llmfoundry\b",),
     ),
-    _system("verl", ("actor_rollout_ref",), commands=(r"(?<=\s)-?-m(?:odule)?[ \t]+verl\.",)),
+    _system(
+        "verl",
+        ("actor_rollout_ref",),
+        commands=(
+            r"(?<=\s)-?-m(?:odule)?[ \t]+verl\.",
+            r"(?<=\s)\+{0,2}(?:actor_rollout_ref|algorithm\.adv_estimator)[.=]",
+        ),
+    ),
+    _system(
+        "dolomite-engine",
+        ("model_args.model_class", "tuning_args"),
+        ("model_args.model_class", "training_parameters"),
+        commands=(r"(?<=\s)-m[ \t]+(?:dolomite_engine|lm_engine)\.",),
+        imports=(_IMPORT + r"(?:dolomite_engine|lm_engine)\b",),
+    ),
+    _system("fairseq", commands=(_COMMAND + r"fairseq-(?:hydra-)?train\b",), imports=(_IMPORT + r"fairseq\b",)),
+    _system("EasyLM", commands=(r"(?<=\s)-m[ \t]+EasyLM\.",), imports=(_IMPORT + r"EasyLM\b",)),
     _system("slime", commands=(r"(?<=\s)--(?:rollout-function-path|rollout-batch-size|actor-num-gpus-per-node)\b",)),
     _system(
         "prime-rl",
@@ -126,6 +142,7 @@ UNREAD_SYSTEMS = (
         ("model._target_", "train.train_iters"),
         ("train.train_iters", "train.global_batch_size"),
         ("model.tensor_model_parallel_size", "train.global_batch_size"),
+        ("perf_matrix",),
     ),
     _system(
         say("Megatron-Bridge's scripts (its recipes in Python are read)"),

@@ -1,6 +1,6 @@
 """Files of schedulers and clouds that hold a command and how many nodes run it: manifests of Kubernetes (PyTorchJob,
-MPIJob, Volcano, TrainJob, ...), tasks of SkyPilot and dstack, jobs of Azure ML, services of Docker Compose. The command
-is read as a launch script.
+MPIJob, Volcano, TrainJob, ...), tasks of SkyPilot and dstack, jobs of Azure ML, Determined, Beaker, Vertex AI, services
+of Docker Compose, recipes of Makefiles and justfiles. The command is read as a launch script.
 
 What their schemas say: kubeflow.org (training operator 1.9, trainer 2), volcano.sh, docs.skypilot.co, dstack.ai,
 learn.microsoft.com (commandJob), docs.docker.com (compose), August 2026.
@@ -14,6 +14,7 @@ from typing import Any
 
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
+from shardwright.interchange.make_recipes import recipes_script
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_documents
 from shardwright.interchange.reading.shell_words import ShellFault
@@ -27,6 +28,7 @@ _TRAINING = re.compile(r"\b(?:torchrun|deepspeed|accelerate|mpirun|mpiexec|pytho
 _SCRIPT = re.compile(r"[\w./-]{1,200}\.(?:sh|slurm|sbatch)\b")
 _PLAIN = re.compile(r"[\w./:=,@%+-]+")  # a word that a shell takes as it is
 _MOST_LEVELS = 20
+_MOST_OF_A_NODE = 8  # devices
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Wrapper:
 def unwrapped(path: str, text: str) -> tuple[str, str] | None:
     """(path, text) of the script that a file holds; None if it is no such file. Raises ShellFault for a file without a
     command."""
+    if recipes := recipes_script(path, text):
+        return f"{path}.sh", recipes
     if not (_is_manifest(text) or path.lower().endswith((".yaml", ".yml"))):
         return None
     try:
@@ -250,16 +254,67 @@ def _of_compose(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
             yield WrappedCommand(text, 0, max([0, *devices]), _values(service.get("environment")))
 
 
-def _reserved(node: Any, *names: str) -> Iterator[Mapping[str, Any]]:
-    """The mappings of a list that stands under names within names."""
+def _of_determined(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
+    resources, environment = (
+        value if isinstance(value, Mapping) else {} for value in (data.get("resources"), data.get("environment"))
+    )
+    slots = _number(resources.get("slots_per_trial", 1))
+    devices = slots if slots <= _MOST_OF_A_NODE else 0  # how many agents share more is theirs to say
+    variables = _values(environment.get("environment_variables"))
+    if words := _words(data.get("entrypoint")):
+        text = words[0] if isinstance(data["entrypoint"], str) else _text_of(words)
+        yield WrappedCommand(text, 1 if devices else 0, devices, variables)
+
+
+def _of_mosaic(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
+    compute = data.get("compute")
+    devices = _number(compute.get("gpus")) if isinstance(compute, Mapping) else 0
+    nodes = max(1, devices // _MOST_OF_A_NODE) if devices % _MOST_OF_A_NODE == 0 else 1
+    if isinstance(data.get("command"), str):
+        yield WrappedCommand(data["command"], nodes, devices // nodes, _values(data.get("env_variables")))
+
+
+def _of_beaker(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
+    tasks = data.get("tasks")
+    for task in tasks if isinstance(tasks, list) else ():
+        if isinstance(task, Mapping) and (words := [*_words(task.get("command")), *_words(task.get("arguments"))]):
+            resources = task.get("resources")
+            devices = _number(resources.get("gpuCount")) if isinstance(resources, Mapping) else 0
+            nodes = _number(task.get("replicas")) or 1
+            yield WrappedCommand(_text_of(words), nodes, devices, _values(task.get("envVars")))
+
+
+def _of_vertex(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
+    pools = data.get("workerPoolSpecs", _below(data, "jobSpec", "workerPoolSpecs"))
+    listed = [pool for pool in (pools if isinstance(pools, list) else ()) if isinstance(pool, Mapping)]
+    nodes = sum(_number(pool.get("replicaCount", 1)) for pool in listed)
+    for pool in listed:
+        words = [*_words(_below(pool, "containerSpec", "command")), *_words(_below(pool, "containerSpec", "args"))]
+        if words:
+            devices = _number(_below(pool, "machineSpec", "acceleratorCount"))
+            yield WrappedCommand(_text_of(words), nodes, devices, _values(_below(pool, "containerSpec", "env")))
+
+
+def _below(node: Any, *names: str) -> Any:
+    """The value under names within names; None if one is not there."""
     for name in names:
         node = node.get(name) if isinstance(node, Mapping) else None
-    yield from (item for item in (node if isinstance(node, list) else ()) if isinstance(item, Mapping))
+    return node
+
+
+def _reserved(node: Any, *names: str) -> Iterator[Mapping[str, Any]]:
+    """The mappings of a list that stands under names within names."""
+    listed = _below(node, *names)
+    yield from (item for item in (listed if isinstance(listed, list) else ()) if isinstance(item, Mapping))
 
 
 WRAPPERS = (
     Wrapper("Kubernetes", (("apiVersion", "kind"),), _of_kubernetes),
     Wrapper("SkyPilot", (("resources", "run"), ("num_nodes", "run"), ("setup", "run")), _of_sky),
+    Wrapper("Determined", (("entrypoint", "searcher"), ("entrypoint", "resources.slots_per_trial")), _of_determined),
+    Wrapper("MosaicML's platform", (("command", "compute.gpus"),), _of_mosaic),
+    Wrapper("Beaker", (("tasks", "budget"),), _of_beaker),
+    Wrapper("Vertex AI", (("workerPoolSpecs",), ("jobSpec.workerPoolSpecs",)), _of_vertex),
     Wrapper("Azure ML", (("command", "environment"), ("command", "compute")), _of_azure),
     Wrapper("dstack", (("type", "commands"),), _of_dstack),
     Wrapper("Docker Compose", (("services",),), _of_compose),

@@ -22,9 +22,9 @@ from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.pipeline_bubble import in_flight, in_flight_split
 from shardwright.layers.arrays import Array, Numbers, distinct
 from shardwright.layers.layer_tensors import BLOCK
-from shardwright.layers.memo import Memo, layer_columns, layer_words
+from shardwright.layers.memo import Memo, layer_words
 from shardwright.layers.query import PlanGrid, Run, named_operators
-from shardwright.layers.stage_contents import LayerKind, PipelineRanks
+from shardwright.layers.stage_contents import LayerKind, PipelineRanks, layers_by_kind
 from shardwright.memory.activations import (
     documents_kept,
     embedding_kept,
@@ -82,10 +82,15 @@ def account_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
 def _asked_together(job: JobSpec, grid: PlanGrid) -> tuple[Array, ...]:
     """Columns that are equal for plans that the account may take together, because they share the same axes. If the
     capacity of experts is rounded, only equal plans are."""
-    columns = [grid.sequence_parallel, grid.tp > 1, grid.cp > 1, grid.ep > 1, grid.expert_tp == grid.tp]
     if job.model.moe.experts and job.model.moe.capacity(1) is not None:
-        columns = [grid.sequence_parallel, grid.tp, grid.cp, grid.ep, grid.expert_tp, grid.microbatch]
+        return _layer_columns(grid)
+    columns = [grid.sequence_parallel, grid.tp > 1, grid.cp > 1, grid.ep > 1, grid.expert_tp == grid.tp]
     return tuple(column.astype(np.int64) for column in columns)
+
+
+def _layer_columns(grid: PlanGrid) -> tuple[Array, ...]:
+    """The numbers of a plan that `_with_layers` reads: places of ranks and of kept inputs change no layer's bytes."""
+    return grid.sequence_parallel.astype(np.int64), grid.tp, grid.cp, grid.ep, grid.expert_tp, grid.microbatch
 
 
 def _job_of(run: Run) -> JobSpec:
@@ -157,7 +162,7 @@ def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Number
     """
     grid = run.grid
     kinds = _all_kinds(run, ranks.kinds)
-    rows = memo.rows("account", run, (kinds, *layer_words(grid)), layer_columns, partial(account_rows, kinds=kinds))
+    rows = memo.rows("account", run, (kinds, *layer_words(grid)), _layer_columns, partial(account_rows, kinds=kinds))
     stage_input, embedding, document_numbers, head, head_work, mtp_kept, mtp_deferred, mtp_input = rows[-_OF_ENDS:]
     kept: Numbers = ranks.embedding * embedding + document_numbers * grid.virtual + ranks.head * mtp_kept
     in_turn, offloaded, stage_recomputed = 0.0 * kept, 0.0 * kept, 0.0 * kept
@@ -189,6 +194,22 @@ def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Number
     activations = layers_kept + stage_recomputed + ranks.head * head
     working = np.maximum(in_turn - ranks.head * (head - mtp_input), ranks.head * head_work)
     return activations, np.maximum(0.0, working), offloaded * alive, _MESSAGES * stage_input * (p > 1)
+
+
+def least_of_layer(run: Run, memo: Memo) -> tuple[Array, Array]:
+    """Bytes of a layer on the device, of the kind that has least: (what a microbatch leaves for the backward, what is
+    recomputed and needed beside in its turn). The first is 0 where a stage is recomputed at once. Numbers of the run
+    are arrays."""
+    grid, kinds_of_run = run.grid, tuple(layers_by_kind(run.shape, run.grid))
+    kinds = _all_kinds(run, kinds_of_run)
+    rows = memo.rows("account", run, (kinds, *layer_words(grid)), _layer_columns, partial(account_rows, kinds=kinds))
+    left, needed = [], []
+    for kind, policy in kinds_of_run:
+        first_row = _OF_LAYER * kinds.index((kind, _asked(policy)))
+        kept, recomputed, _, working = rows[first_row : first_row + _OF_LAYER]
+        left.append(kept * (1 - ((policy == "stage") | (policy == "full") * grid.offload_activations)))
+        needed.append(recomputed + working)
+    return np.min(left, axis=0), np.min(needed, axis=0)
 
 
 def _unevenness(run: Run) -> Numbers:

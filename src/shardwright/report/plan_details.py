@@ -28,18 +28,20 @@ from shardwright.report.plans_text import (
 if TYPE_CHECKING:  # these modules are loaded only when a plan is explained
     from shardwright.planner.advice.reasons import Reason
     from shardwright.planner.advice.rules import RuleOfThumb
+    from shardwright.planner.advice.sensitivity import Flip
 
 _LEAST = 5e-4  # of a step: smaller parts and differences are left out
 _FAR = 3.0  # a change by a larger factor is no reason to doubt a choice
 _FEW = 2  # up to so many values that do not fit have a line each
 
 
-def plan_details(advice: Advice) -> list[Part]:
-    """The details of an advice that has plans, a part for each subject."""
-    return list(_parts(advice))
+def plan_details(advice: Advice, flips: "Sequence[Flip]") -> list[Part]:
+    """The details of an advice that has plans, a part for each subject. `flips` are the changes that would make the
+    second plan win."""
+    return list(_parts(advice, flips))
 
 
-def _parts(advice: Advice) -> Iterator[Part]:
+def _parts(advice: Advice, flips: "Sequence[Flip]") -> Iterator[Part]:
     tally = advice.tally
     yield paragraph(
         say(
@@ -72,7 +74,7 @@ def _parts(advice: Advice) -> Iterator[Part]:
         yield paragraph(say("What binds: {limit}.", limit=advice.binding))
     yield Lines((say("Why not another"), *_reason_lines(advice.reasons, float(best.time.total))))
     if len(advice.plans) > 1:
-        yield paragraph(*_runner_up(advice))
+        yield paragraph(*_runner_up(advice.plans, flips))
     yield paragraph(*_caution(advice.plans))
     if advice.own:
         yield from own_differences(advice.own, best)
@@ -115,9 +117,9 @@ def _difference_words(share: float) -> str:
     return say("{share:.1%} more", share=share) if share > 0 else say("{share:.1%} less", share=-share)
 
 
-def _runner_up(advice: Advice) -> Iterator[str]:
+def _runner_up(plans: Sequence[PricedPlan], flips: "Sequence[Flip]") -> Iterator[str]:
     """Sentences on the second plan: how far it is behind, and what would make it as fast."""
-    first, second = advice.plans[:2]
+    first, second = plans[:2]
     behind_s = float(second.time.total - first.time.total)
     if abs(behind_s) < _LEAST * float(first.time.total):
         yield say(
@@ -125,11 +127,11 @@ def _runner_up(advice: Advice) -> Iterator[str]:
         )
         return
     yield say("The runner-up ({plan}) is {seconds} behind.", plan=job_words(second.job), seconds=seconds_text(behind_s))
-    small = [flip.text for flip in advice.flips if 1 / _FAR <= flip.factor <= _FAR]
+    small = [flip.text for flip in flips if 1 / _FAR <= flip.factor <= _FAR]
     if second.closed.total <= first.closed.total:
         ahead_s = float(first.closed.total - second.closed.total)
         yield say("By closed forms it would be {seconds} ahead.", seconds=seconds_text(ahead_s))
-    elif not advice.flips:
+    elif not flips:
         yield say("No change of bandwidth, rates or batch by up to 8 times makes it the faster one.")
     elif not small:
         yield say(

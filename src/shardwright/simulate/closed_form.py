@@ -5,6 +5,7 @@ Stages are not equal: the slowest rank sets the pace, and a step passes the othe
 one plan or for arrays of plans.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -156,6 +157,22 @@ def microbatch_time(run: Run, constants: Constants, memo: Memo) -> PieceTime:
     return PieceTime(*_of_microbatch(run, _piece_times(run, _rates(run, constants, memo), constants, memo)))
 
 
+def least_before_experts_s(run: Run, constants: Constants, memo: Memo) -> Numbers:
+    """The least seconds of one microbatch through all layers, the embedding and the head: without experts and the
+    operators behind them, nothing computed again, and a host that is never late. Numbers of the run are arrays.
+
+    Many plans differ in their experts' groups alone, of which this does not depend.
+    """
+    pieces = _pieces(run)
+
+    def least_s(run: Run) -> Array:
+        costing = Costing.of(run, constants)
+        times = [costing.before_experts(kind).once.without_dispatch for kind, _ in pieces]
+        return stacked_rows([_of_microbatch(run, times)], len(run.grid.tp))
+
+    return memo.rows("before experts at least", run, (pieces, *layer_words(run.grid)), plain_columns, least_s)[0]
+
+
 def piece_times(run: Run, constants: Constants, memo: Memo) -> dict[LayerKind, PieceTime]:
     """The time of one microbatch by (piece, policy of recomputation): each kind of layer, the embedding, the head and a
     module that predicts further tokens. The run has one plan, and the times are arrays of one entry.
@@ -213,7 +230,7 @@ def _least_pace_s(run: Run, pieces_s: Array, whole_s: Numbers) -> Array:
     return least_pace_s(grid.pp, grid.num_copies, pieces, is_apart & (not grid.is_vee))
 
 
-def _of_microbatch(run: Run, times: Array) -> Numbers:
+def _of_microbatch(run: Run, times: Array | Sequence[Numbers]) -> Numbers:
     """The sum of the times of all layers, the embedding, the head and the modules that predict further tokens."""
     mtp = run.shape.mtp
     counts = *layers_by_kind(run.shape, run.grid).values(), 1, 1, *([mtp] if mtp else ())

@@ -19,6 +19,7 @@ from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo
 from shardwright.schedule.job_program import Order, job_order, job_placement
+from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.timing import Costs
 from shardwright.simulate.batched_timing import Rounds, rounds_of
 from shardwright.simulate.closed_form import StepTime, step_time
@@ -234,7 +235,12 @@ def _seconds(cases: Iterable[_Case]) -> dict[_Case, _Seconds]:
 
 @lru_cache(maxsize=64)
 def _rounds(order: Order, has_collectives: bool) -> Rounds:
-    return rounds_of(order.without_messages(), has_collectives)
+    return rounds_of(_without_messages(order), has_collectives)
+
+
+@lru_cache(maxsize=1)  # an order is laid out with collectives and without them, one after the other
+def _without_messages(order: Order) -> Schedule:
+    return order.without_messages()
 
 
 def _parts_s(

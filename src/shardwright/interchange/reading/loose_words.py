@@ -38,6 +38,38 @@ def loose_words(words: Sequence[str], is_made: Callable[[str], bool]) -> tuple[L
     return tuple(unknown_words)
 
 
+_GROUPS = ("_ARGS", "_OPTIONS", "_FLAGS", "_OPTS")  # endings of names of variables that hold options by subject
+_LEAST_OF_A_GROUP = 2
+
+
+def without_unset_groups(words: Sequence[str], variables: Collection[str]) -> tuple[list[str], list[str]]:
+    """The words of a command without variables that nobody sets among several of their kind that the script sets, such
+    as $MOE_ARGS beside GPT_ARGS and DATA_ARGS, which a shell finds empty; and a note on each of these. `variables` are
+    the names of those that are set."""
+    kept, unset = list[str](), dict[str, tuple[str, ...]]()
+    for word in words:
+        names = unknown_names(word) if not UNKNOWN.sub("", word) else []
+        alike = {name: _of_the_kind_of(name, variables) for name in names}
+        if alike and all(len(others) >= _LEAST_OF_A_GROUP for others in alike.values()):
+            unset |= alike
+        else:
+            kept.append(word)
+    return kept, [
+        say(
+            "${name} is empty, for no line sets it as others do {others} (--set {name}=WORDS)",
+            name=name,
+            others=others[:3],
+        )
+        for name, others in unset.items()
+    ]
+
+
+def _of_the_kind_of(name: str, variables: Collection[str]) -> tuple[str, ...]:
+    """The variables that end as one does which nobody sets and that holds options by its name."""
+    ending = next((ending for ending in _GROUPS if name.endswith(ending)), "")
+    return tuple(sorted(v for v in variables if v.endswith(ending))) if ending and name not in variables else ()
+
+
 def loose_faults(words: Sequence[LooseWord], settings: Settings, *systems: str) -> list[str]:
     """A list with one fault for all words that could be options, or none. Call it after the settings are read."""
     needed = {_bare(name) for name in settings.needed}

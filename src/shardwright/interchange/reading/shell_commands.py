@@ -73,6 +73,12 @@ def _is_started(words: list[str], place: int, script: "Script") -> bool:
     return is_of_shell or place == 0 or not words[place - 1].startswith("-")
 
 
+def _ends_in_shell(words: list[str]) -> bool:
+    """True if a command starts a shell at its end, which reads what stands behind it: apptainer exec IMAGE bash -s."""
+    plain = [word for word in words if not word.startswith("-")]
+    return len(plain) > 1 and PurePath(plain[-1]).name in ("bash", "sh")
+
+
 class CommandEffects:
     """The effects of the commands of one text, which is nested `depth` levels in others. `ended` is True after exit."""
 
@@ -150,7 +156,7 @@ class CommandEffects:
             for word in words[1:]:
                 if word.isascii() and word.isidentifier():
                     self.script.variables.put(word, text)
-        elif words and PurePath(words[0]).name in ("sbatch", "bash", "sh", "srun"):
+        elif words and (PurePath(words[0]).name in ("sbatch", "bash", "sh", "srun") or _ends_in_shell(words)):
             self.script.batch_options([part for word in words for part in word.split("=", 1)])
             self.script.follow(text, self.depth + 1)
         return True

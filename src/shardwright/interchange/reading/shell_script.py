@@ -22,6 +22,7 @@ from shardwright.interchange.reading.shell_words import ShellFault, ShellReader
 
 _ASSIGNED = re.compile(r"(?<![\w$])([A-Za-z_][A-Za-z0-9_]*)=")  # in an expression such as s/^SIZE=.*/SIZE=4/
 _NO_SCRIPTS = (".json", ".yaml", ".yml", ".toml", ".py")
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs")
 _MOST_STEPS, _MOST_LEVELS = 20_000, 10
 _COPIED_IN_A_STEP = 32  # variables that are copied in the time of a command
 
@@ -73,7 +74,8 @@ class Script:
         """Keep the text that the script writes into a file, which it may start or name afterwards."""
         self.written[path] = self.written.get(path, "") + text if appends else text
         name = PurePath(path).name
-        if PurePath(path).suffix.lower() not in _NO_SCRIPTS and name and not unknown_names(name):
+        suffix = PurePath(path).suffix.lower()
+        if name and (suffix in _SCRIPTS or (suffix not in _NO_SCRIPTS and not unknown_names(name))):
             self.files[name] = self.written[path]
 
     def change(self, line: int, paths: Sequence[str], words: Sequence[str]) -> None:

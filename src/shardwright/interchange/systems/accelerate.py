@@ -21,7 +21,12 @@ from shardwright.interchange.system import System
 from shardwright.interchange.systems import deepspeed
 from shardwright.interchange.systems.accelerate_fsdp import FILE_KEYS as FSDP_FILE_KEYS
 from shardwright.interchange.systems.accelerate_fsdp import STRATEGIES, put_fsdp_options
-from shardwright.interchange.systems.accelerate_launcher import PREFIXES, put_options_of_launcher, tell_dropped
+from shardwright.interchange.systems.accelerate_launcher import (
+    PREFIXES,
+    put_options_of_launcher,
+    tell_dropped,
+    uneven_processes,
+)
 from shardwright.interchange.systems.deepspeed_batch import WORLD, read_batch
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
@@ -232,6 +237,7 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     fields["precision.gradients"] = "float32"
     if _kind(settings) == "DEEPSPEED":
         deepspeed.read_gradients(settings, fields)
+        deepspeed.tell_own_numbers(settings)
         if fields["precision.compute"] == "float32":
             deepspeed.tell_open_numbers(settings)
 
@@ -292,15 +298,8 @@ _WRITTEN: Mapping[str, tuple[Any, ...]] = {
 
 def is_own(data: dict[str, Any]) -> bool:
     """True if a file with these keys is a configuration of Accelerate's, or of DeepSpeed's."""
-    own_keys = {
-        "distributed_type",
-        "compute_environment",
-        "num_processes",
-        "fsdp_config",
-        "parallelism_config",
-        *FSDP_FILE_KEYS,
-    }
-    return bool(own_keys & data.keys()) or deepspeed.is_own(data)
+    own_keys = {"distributed_type", "compute_environment", "num_processes", "fsdp_config", "parallelism_config"}
+    return bool({*own_keys, *FSDP_FILE_KEYS} & data.keys()) or deepspeed.is_own(data)
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
@@ -324,6 +323,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     machines = settings.count(("--num_machines", "num_machines"), launched[0]) or 1
     processes = settings.count(("--num_processes", "num_processes"), launched[0] * launched[1])
     world = asked.cluster.devices or processes
+    settings.faults += [] if asked.cluster.devices else uneven_processes(processes, machines)
     settings.given |= {WORLD: world} if world else {}
     settings.given |= {"num_machines": machines} if machines > 1 else {}
     fields: Flat = {}

@@ -85,3 +85,18 @@ def _is_of_deepspeed(key: str) -> bool:
     return key.startswith(("tensor_parallel.", "zero_optimization.")) or any(
         subject_of("deepspeed", f"{part}{key}") for part in _OF_DEEPSPEED
     )
+
+
+def uneven_processes(processes: int, machines: int) -> list[str]:
+    """A fault if machines do not have the same number of processes each, or none."""
+    if processes % machines == 0:
+        return []
+    return [
+        say(
+            "num_processes counts the processes of all machines, and {processes} on {machines} machines are "
+            "{processes} / {machines} = {share:.2f} of each; say how many GPUs there are with --devices",
+            processes=processes,
+            machines=machines,
+            share=processes / machines,
+        )
+    ]

@@ -58,7 +58,12 @@ class _Program:
 
 
 _PLAIN_SWITCHES = ("use_lora", "lora", "enable_lora", "peft_enabled")  # of people's own programs
-_NF4_SWITCHES = ("qlora", "use_qlora", "enable_qlora")  # of such programs alone: other bases of MindSpeed-LLM's
+_NF4_SWITCHES = (
+    "qlora",
+    "use_qlora",
+    "enable_qlora",
+    "q_lora",
+)  # of such programs alone: other bases of MindSpeed-LLM's
 _PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
 _PROGRAMS = (
     _Program("use_peft", ("true", "1", "yes"), 16, 32.0, _PEFT_TARGETS),
@@ -141,6 +146,15 @@ def with_adapters_by_name(program: str, options: dict[str, Any]) -> dict[str, An
     return {"--use_lora": True} | options if _NAMES.search(program) and not is_said else options
 
 
+_NEGATED = re.compile(rf"--no_((?:{'|'.join((*_PLAIN_SWITCHES, *_NF4_SWITCHES, 'use_peft', 'load_in_4bit'))}))")
+
+
+def without_negations(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a command, with --no_qlora as --qlora false: switches of argparse have both names."""
+    names = {name: f"--{match[1]}" for name in options if (match := _NEGATED.fullmatch(name))}
+    return {names.get(name, name): "false" if name in names else value for name, value in options.items()}
+
+
 def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str] = "--{}".format) -> None:
     """Set the fields of [model.adapter], if the settings ask for adapters. `spelled` gives the name of a setting."""
     known = [p for p in _PROGRAMS if p.switch not in _NF4_SWITCHES or spelled(p.switch).startswith("--")]
@@ -189,7 +203,9 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
 
 def _ignore_without_adapters(settings: Settings, spelled: Callable[[str], str]) -> None:
     """Mark as read what adapters would be like, where a switch says that there are none."""
-    if any(_switch(settings, spelled(program.switch)) in _WITHOUT for program in _PROGRAMS):
+    off = [p.switch for p in _PROGRAMS if _switch(settings, spelled(p.switch)) in _WITHOUT]
+    settings.ignore(*map(spelled, off))
+    if off:
         beginnings = tuple(map(spelled, _OF_ADAPTERS))
         settings.ignore(*(name for name in settings.given if name.startswith(beginnings)))
 

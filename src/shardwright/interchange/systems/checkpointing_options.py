@@ -11,9 +11,10 @@ from shardwright.interchange.reading.setting_notes import wrong_value
 from shardwright.interchange.reading.settings import Flat, Settings
 
 # The new name counts where both are said; the third is of peft's examples, and the rest of people's programs.
-_NAMES = (
+RECOMPUTES = (
     *("--activation_checkpointing", "--gradient_checkpointing", "--use_gradient_checkpointing"),
     *("--grad_checkpoint", "--grad_checkpointing", "--gradient_checkpoint", "--grad_ckpt", "--activation_checkpoint"),
+    *("--enable_gradient_checkpointing", "--enable_activation_checkpointing", "--use_activation_checkpointing"),
 )
 _KEYWORDS = ("--activation_checkpointing_kwargs", "--gradient_checkpointing_kwargs")
 _INERT = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop", "context_fn")
@@ -34,7 +35,7 @@ def keyword_options(settings: Settings, *names: str) -> dict[str, Any]:
 def read_recompute(settings: Settings, fields: Flat) -> None:
     """Read which layers are computed again, and if their inputs wait on the host."""
     options = keyword_options(settings, *_KEYWORDS)
-    if not settings.flag(_NAMES):
+    if not settings.flag(RECOMPUTES):
         return
     offload = settings.text("--activation_offloading", "false").lower() not in ("false", "none")
     fields |= {"plan.recompute": "full", "plan.offload_activations": offload or options.get("offload") is True}

@@ -36,6 +36,7 @@ SIGNS = (
         (("zero_optimization",), ("train_batch_size",), ("train_micro_batch_size_per_gpu",)),
         commands=(
             r"--deepspeed(_config)?[ =]\S+\.json",
+            r"^[ \t]*deepspeed\b[^;&|]{0,600}?\.py[ \t\\\n]+[\w./-]{1,200}\.ya?ml\b",  # with the options of a Trainer
             r"(?s)--per_device_train_batch_size\b.*--deepspeed\b|--deepspeed\b.*--per_device_train_batch_size\b",
         ),
         weight=GENERAL,
@@ -123,9 +124,23 @@ def tell_open_numbers(settings: Settings) -> None:
         )
 
 
+def tell_own_numbers(settings: Settings) -> None:
+    """Tell that DeepSpeed passes over a section fp8, which people write beside fp16 and bf16."""
+    names = tuple(name for name in settings.given if name.startswith("fp8."))
+    settings.ignore(*names)
+    if settings.flag("fp8.enabled"):
+        settings.lost.append(
+            say(
+                "{setting}: DeepSpeed has no section fp8, so numbers are as the other settings say",
+                setting="fp8.enabled = True",
+            )
+        )
+
+
 def read_numbers(settings: Settings, fields: Flat) -> None:
     """Read the number types of compute, gradients, and their reduction, and the loss scale."""
     tell_open_numbers(settings)
+    tell_own_numbers(settings)
     bf16 = settings.flag(("bf16.enabled", "bfloat16.enabled", "--bf16"))
     fp16 = settings.flag(("fp16.enabled", "--fp16")) and not bf16
     if settings.has("--zero_stage") and not bf16 and not fp16:  # DeepSpeed's own programs, whose default is fp16

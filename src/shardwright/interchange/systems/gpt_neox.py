@@ -34,6 +34,8 @@ SIGNS = (
             ("model-parallel-size", "num-layers"),
             ("model_parallel_size", "num_layers"),
             ("pos-emb", "num-layers"),
+            ("vocab-file", "data-path"),  # where files lie, as a second file says
+            ("vocab_file", "data_path", "log_dir"),
         ),
         commands=(r"\bdeepy\.py\b",),
     ),

@@ -6,9 +6,10 @@ from typing import Any
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.file_signs import FileSigns
 
+_NAMED = tuple(("finetuning_type", name) for name in ("stage", "do_train", "template", "dataset", "lora_target"))
 SIGNS = (
     FileSigns(
-        (("finetuning_type",), ("stage", "template"), ("do_train", "template"), ("model_name_or_path", "template")),
+        (*_NAMED, ("stage", "template"), ("do_train", "template"), ("model_name_or_path", "template")),
         commands=(
             r"\bllamafactory-cli\s+train\b",
             r"\bsrc/(llamafactory/launcher|train)\.py\s+\S+\.ya?ml\b",

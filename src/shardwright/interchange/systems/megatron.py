@@ -31,7 +31,7 @@ from shardwright.interchange.systems.megatron_training import TRAINING
 from shardwright.interchange.systems.megatron_yaml import OPTION as YAML
 from shardwright.interchange.systems.megatron_yaml import SIGNS as YAML_SIGNS
 from shardwright.interchange.systems.megatron_yaml import flags_of_yaml, is_yaml
-from shardwright.interchange.training_programs import program_fault
+from shardwright.interchange.training_programs import program_fault, taken_for_gpt
 
 _FLAGS = r"--(num[-_]layers|hidden[-_]size|tensor[-_]model[-_]parallel[-_]size)\b"
 # Without options of transformers' Trainer, beside which other programs have such flags.
@@ -81,6 +81,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         setting = settings.setting_text("task")
         settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
     programs = (command.program, settings.text("train-mode"))  # a module's last part is its program
+    settings.notes += taken_for_gpt(command.program)
     settings.faults += [fault for fault in map(program_fault, programs) if fault]
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
     _read_engine(settings, texts, command.written)

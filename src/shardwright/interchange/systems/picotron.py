@@ -28,6 +28,7 @@ SIGNS = (
 _STARTED = (FileSigns(commands=(r"\.py\b.*\s--config[= ]",)),)  # as many programs are, so its file comes first
 _RINGS = {"ring": "ring", "ulysses": "ulysses", "headwise": "ulysses"}  # of forks
 _OPTIMIZERS = {"adamw": "adamw", "adam": "adamw", "muon": "muon"}
+_OF_OPTIMIZERS = ("training.optimizer.name", "model.optimizer")  # of forks
 _EPSILON = "training.optimizer.muon_eps"
 _ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
 
@@ -38,7 +39,7 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     settings.ignore("model.dtype")  # picotron looks at the device alone
     fields |= {"precision.compute": "bf16", "precision.gradients": "float32"}
     settings.lost.append(say("the optimizer changes bf16 weights there, and keeps them in float32 too here"))
-    name = settings.one_of("training.optimizer.name", _OPTIMIZERS, "adamw", "optimizer.name")  # of forks
+    name = settings.one_of(_OF_OPTIMIZERS, _OPTIMIZERS, "adamw", "optimizer.name")
     decay = settings.number(("training.optimizer.weight_decay",), 0.01)
     fields |= {"optimizer.name": name, "optimizer.weight_decay": decay, "optimizer.beta2": 0.999}
     if name == "muon":
@@ -97,7 +98,7 @@ TABLE: Table = (
     degree("training.micro_batch_size", "plan.microbatch_size", largest.BATCH),
     Rule(("training.gradient_accumulation_steps",), _read_batch),
     Rule(("model.dtype",), _read_numbers),
-    number("training.learning_rate", "optimizer.learning_rate", 3e-4),
+    number("training.learning_rate training.learning_rate_adam", "optimizer.learning_rate", 3e-4),
     count("training.total_train_steps", "optimizer.steps", 1000),
 )
 

@@ -14,6 +14,7 @@ from shardwright.interchange.launcher import Launched, find_training_command, mi
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import System
 from shardwright.interchange.systems.torchtitan_releases import IN_TOML, read_settings
@@ -47,8 +48,10 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     for name, text in texts.items():
         flat |= {} if name in scripts else flat_keys(read_data(name, text))
     faults = [] if asked.cluster.devices else missing_ranks(command)
-    if scripts and PurePath(str(flags.pop(_FILE))).name not in {PurePath(name).name for name in texts}:
-        path = shortened(str(command.settings[_FILE.replace("_", "-")]))
+    named = PurePath(str(flags.pop(_FILE))).name if scripts else ""
+    is_given = named in {PurePath(name).name for name in texts} or (unknown_names(named) and flat)
+    if scripts and not is_given:
+        path = shortened(readable(str(command.settings[_FILE.replace("_", "-")])))
         raise ShellFault(say("{file} has the options of the program, and is not read: name it too", file=path))
     settings = Settings(flat | flags, notes=list(command.notes), faults=faults, overrides=asked.fields)
     return read_settings(settings, IN_TOML, asked, command.nodes, command.devices_per_node)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
@@ -13,20 +14,21 @@ from shardwright.interchange.imported import Asked
 from shardwright.interchange.launched_ranks import launched_ranks
 from shardwright.interchange.launcher import Launched, find_training_command
 from shardwright.interchange.reading.file_signs import FileSigns
-from shardwright.interchange.reading.shell_marks import unknown_names
+from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.training_programs import program_fault
 
 _YAML = (".yaml", ".yml")
+_OF_OPTIONS = (".json", *_YAML)
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 _OF_COMMAND = ("config", "launcher", "num-processes", "num-machines", "main-process-port", "machine-rank")
 
 
 def is_training(words: list[str]) -> bool:
     """True if a command starts training with DeepSpeed, with Accelerate, or with options of TrainingArguments, which
-    may stand in a JSON behind the program."""
+    may stand in a file behind the program."""
     is_launched = any(word.rpartition("/")[2] in _LAUNCHERS for word in words)
-    if is_launched and words[-2].endswith(".py") and words[-1].endswith(".json"):
+    if is_launched and any(one.endswith(".py") and two.endswith(_OF_OPTIONS) for one, two in pairwise(words)):
         return True
     names = {word.partition("=")[0].replace("-", "_").strip("_") for word in words}
     is_unknown = bool(unknown_names(words[0]))  # a launcher with its program
@@ -56,7 +58,10 @@ def trainer_command(
     for word in command.arguments:
         if word.lower().endswith(_YAML) and PurePath(word).name not in names:
             raise ShellFault(
-                say("{file} has the options of the program, and is not read: name it too", file=shortened(word))
+                say(
+                    "{file} has the options of the program, and is not read: name it too",
+                    file=shortened(readable(word)),
+                )
             )
     if command.nodes * command.devices_per_node:
         return command

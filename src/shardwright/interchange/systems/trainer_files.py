@@ -22,6 +22,8 @@ from shardwright.interchange.reading.setting_notes import unread_file
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SourceSystem, System
 from shardwright.interchange.systems import accelerate, deepspeed, llama_factory
+from shardwright.interchange.systems.checkpointing_options import RECOMPUTES
+from shardwright.interchange.systems.deepspeed_batch import MICRO
 from shardwright.interchange.systems.llama_factory_megatron import is_megatron, read_options
 from shardwright.interchange.systems.sample_lengths import LENGTHS
 from shardwright.interchange.systems.trainer_command import trainer_command, with_options
@@ -45,7 +47,8 @@ _FILES_NAMED = (
     "config_file",
 )
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-_OF_PROGRAMS = {"learning_rate", "output_dir", "model_name_or_path", "base_model"}
+_OF_PROGRAMS = {"learning_rate", "output_dir", "model_name_or_path", "base_model", "per_device_train_batch_size"}
+_SYNONYMS = (LENGTHS, MICRO, RECOMPUTES)  # names of one thing, of which a default is for the usual one
 _NO_FILES = ("", "none", "null")
 _OF_ADAPTERS = ("lora_", "loraplus_", "peft_")
 _MOST_FSDP = 6  # keys of a file of FSDP's options, with remarks
@@ -176,9 +179,9 @@ class TrainerFile:
         return self._defaults_beside(options) | options
 
     def _defaults_beside(self, options: Collection[str]) -> dict[str, Any]:
-        """The defaults of options that are not there. A length under another name holds in place of the default one."""
-        lengths = {*LENGTHS} if {*LENGTHS} & {*options} else set[str]()
-        return {name: value for name, value in self.defaults.items() if name not in {*options, *lengths}}
+        """The defaults of options that are not there, under their own name or another."""
+        synonyms = {name for names in _SYNONYMS if {*names} & {*options} for name in names}
+        return {name: value for name, value in self.defaults.items() if name not in {*options, *synonyms}}
 
 
 def _without_pipeline(job: JobSpec) -> JobSpec:
@@ -299,7 +302,7 @@ TRL = TrainerFile(
         FileSigns(commands=(r"\btrl\s+(sft|dpo|kto|grpo|rloo|reward)\b",)),
         FileSigns(
             (
-                ("per_device_train_batch_size", "learning_rate"),
+                ("per_device_train_batch_size",),
                 ("model_name_or_path", "output_dir"),
                 ("model_name_or_path", "learning_rate"),
                 ("output_dir", "num_train_epochs"),

@@ -33,7 +33,11 @@ from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, never, number
-from shardwright.interchange.systems.adapter_settings import read_adapter, with_adapters_by_name
+from shardwright.interchange.systems.adapter_settings import (
+    read_adapter,
+    with_adapters_by_name,
+    without_negations,
+)
 from shardwright.interchange.systems.checkpointing_options import (
     keyword_options,
     read_recompute,
@@ -129,7 +133,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
             given |= {f"--{name}": value for name, value in own.items()}
         given |= {"--config": command.options_file} if command.options_file else {}
         given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
-        given = with_adapters_by_name(command.program, given)
+        given = with_adapters_by_name(command.program, without_negations(given))
     of_command = dict(given)  # a command line is said over the files that it names
     written = command.written if command else {}
     overwritten = overwritten_names(files, written)
@@ -186,8 +190,8 @@ def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Ite
         value = given.get(key)
         if not isinstance(value, str) or value in ("none", "") or value.lstrip().startswith("{"):
             continue
-        is_given = has_own if unknown_names(value) else PurePath(value).name in names
-        if not is_given:
+        is_given = PurePath(value).name in names  # the folder may be unknown
+        if not is_given and not (has_own and unknown_names(value)):
             yield unread_file(f"{key} {shortened(value)}")
 
 

@@ -8,12 +8,12 @@ from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.advice.simplicity import Simplicity
 from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.results import SearchTally, TriedSize
+from shardwright.planner.search.step_times import StepTimes
 
 if TYPE_CHECKING:  # these modules are loaded only when a plan is explained
     from shardwright.planner.advice.reasons import Reason
     from shardwright.planner.advice.repair import Misfit
     from shardwright.planner.advice.rules import RuleOfThumb
-    from shardwright.planner.advice.sensitivity import Flip
     from shardwright.planner.search.sample import Standing
 
 
@@ -58,8 +58,8 @@ class Advice:
     """The best plans, best first; the reasons why the first is best; and the user's own plan.
 
     `recommendation` is the first plan and, if there is one, a simpler one. `tried` are the sizes of the cluster among
-    which the objective chose. `flips` are changes that would make the second plan win. `left_out` names the strategies
-    that were not searched because a number is unknown.
+    which the objective chose. `left_out` names the strategies
+    that were not searched because a number is unknown. `times` has the steps that the search simulated.
     """
 
     job: JobSpec
@@ -67,7 +67,6 @@ class Advice:
     tally: SearchTally
     own: OwnPlan | None = None
     refused: RefusedPlan | None = None
-    flips: "list[Flip]" = field(default_factory=list)
     reasons: "list[Reason]" = field(default_factory=list)
     binding: str = ""
     rules: "list[RuleOfThumb]" = field(default_factory=list)
@@ -75,3 +74,4 @@ class Advice:
     left_out: list[str] = field(default_factory=list)
     tried: tuple[TriedSize, ...] = ()
     objective: Objective = field(default_factory=Objective)
+    times: StepTimes | None = field(default=None, repr=False, compare=False)

@@ -31,11 +31,12 @@ from shardwright.planner.search.adjacent_search import num_actions
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.forked_copies import shared
 from shardwright.planner.search.plan_price import fits, plan_room_bytes, room_bytes
+from shardwright.planner.search.step_times import KnownSteps, StepTimes
 from shardwright.planner.stages.best_layout import LEAST_GAIN, paying_layout
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
-from shardwright.simulate.full_step import is_simulated, least_steps_s, simulated_orders, simulated_steps
+from shardwright.simulate.full_step import is_simulated, least_steps_s, simulated_orders
 
 # Parts of a step, in words.
 PARTS = {
@@ -79,18 +80,19 @@ class Reason:
     is_tight: bool = False
 
 
-def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> list[Reason]:
+def reasons(
+    job: JobSpec, schedules: tuple[str, ...], constants: Constants, times: StepTimes | None = None
+) -> list[Reason]:
     """A reason for each neighbour that differs: degrees first; for each field, neighbours that fit first, the nearest
     in time first.
 
-    Steps are simulated in full, each in its plan's order of work.
+    Steps are simulated in full, each in its plan's order of work. `times` has those of earlier searches for the same
+    model, cluster and constants.
     """
-    memo = Memo()
+    times = times or StepTimes(constants, Memo())
     room = plan_room_bytes(job, fullest(job, constants))
-    (_, own), *adjacent = _priced(job, schedules, constants, room, memo)
-    own_time, *times = _simulated(
-        [(job, own), *((neighbour.job, price) for neighbour, price in adjacent)], constants, memo
-    )
+    _, *adjacent = _priced(job, schedules, constants, room, times.memo)
+    own_time, *other_times = _simulated([job, *(neighbour.job for neighbour, _ in adjacent)], constants, times)
     all_reasons = [
         _reason(
             job,
@@ -99,7 +101,7 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
             _with_exact_memory(replace(price, time=time), neighbour, own_time, constants),
             room,
         )
-        for (neighbour, price), time in zip(adjacent, times, strict=True)
+        for (neighbour, price), time in zip(adjacent, other_times, strict=True)
     ]
     order = list(dict.fromkeys(reason.field for reason in all_reasons))
     told_reasons = [
@@ -113,17 +115,23 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
 
 
 def faster_adjacent(
-    job: JobSpec, own_time: StepTime, schedules: tuple[str, ...], constraints: Constraints, constants: Constants
+    job: JobSpec,
+    own_time: StepTime,
+    schedules: tuple[str, ...],
+    constraints: Constraints,
+    constants: Constants,
+    *,
+    times: StepTimes | None = None,
 ) -> JobSpec | None:
     """The fastest neighbour that is faster, fits, and is in the search space; None if there is none. `own_time` is the
     simulated step of the plan.
 
     It is the one that the `reasons` of the plan show, but of neighbours that a bound says are slower, or that closed
-    forms say are far too large, no step is simulated.
+    forms say are far too large, no step is simulated. `times` are as for `reasons`.
     """
-    memo, most_s = Memo(), float(own_time.total) * (1 - LEAST_SHARE)
+    times, most_s = times or StepTimes(constants, Memo()), float(own_time.total) * (1 - LEAST_SHARE)
     room = plan_room_bytes(job, fullest(job, constants))
-    _, *adjacent = _priced(job, schedules, constants, room, memo)
+    _, *adjacent = _priced(job, schedules, constants, room, times.memo)
     allowed = [
         (neighbour, price)
         for neighbour, price in adjacent
@@ -131,17 +139,12 @@ def faster_adjacent(
         and fits(job, price.memory, _MAY_FIT * room)
     ]
     least_s = least_steps_s(
-        [neighbour.job for neighbour, _ in allowed], [price.time for _, price in allowed], constants, memo
+        [neighbour.job for neighbour, _ in allowed], [price.time for _, price in allowed], constants, times.memo
     )
-    open_plans = [
-        (neighbour.job, price)
-        for (neighbour, price), seconds in zip(allowed, least_s, strict=True)
-        if seconds <= most_s
-    ]
-    times = _simulated(open_plans, constants, memo)
-    for number in sorted(range(len(times)), key=lambda number: float(times[number].total)):
-        faster_job, _ = open_plans[number]
-        if times[number].total > most_s:
+    open_jobs = [neighbour.job for (neighbour, _), seconds in zip(allowed, least_s, strict=True) if seconds <= most_s]
+    steps = zip(open_jobs, _simulated(open_jobs, constants, times), strict=True)
+    for faster_job, step in sorted(steps, key=lambda job_and_step: float(job_and_step[1].total)):
+        if step.total > most_s:
             break
         if fits(job, fullest(faster_job, constants), room):
             return faster_job
@@ -162,25 +165,28 @@ def _priced(
     return [(plan, price) for plan, price in zip(plans, answers, strict=True) if isinstance(price, Price)]
 
 
-def _simulated(plans: Sequence[tuple[JobSpec, Price]], constants: Constants, memo: Memo) -> list[StepTime]:
-    """The simulated steps of some jobs with their prices. Plans with one order of work are simulated at once, and if
-    orders are long, forked copies simulate a part of them."""
-    places_of_order: dict[Hashable, list[int]] = {}
-    for place, (job, _) in enumerate(plans):
-        places_of_order.setdefault(simulated_orders(job) if is_simulated(job) else (), []).append(place)
-    groups = sorted(places_of_order.values(), key=lambda places: num_actions(plans[places[0]][0]), reverse=True)
-    if sum(num_actions(plans[places[0]][0]) for places in groups) < _LONG:
-        groups = [list(range(len(plans)))]
+def _simulated(jobs: Sequence[JobSpec], constants: Constants, times: StepTimes) -> list[StepTime]:
+    """The simulated steps of some jobs. Plans with one order of work are simulated at once, and if orders are long,
+    forked copies simulate a part of them."""
+    jobs_of_order: dict[Hashable, list[JobSpec]] = {}
+    for job in jobs:
+        if not times.has_simulated(job):
+            jobs_of_order.setdefault(simulated_orders(job) if is_simulated(job) else (), []).append(job)
+    groups = sorted(jobs_of_order.values(), key=lambda alike: num_actions(alike[0]), reverse=True)
+    if sum(num_actions(alike[0]) for alike in groups) < _LONG:
+        groups = [[job for alike in groups for job in alike]]
 
-    def steps_of(places: Sequence[int]) -> list[StepTime]:
-        jobs, closed = [plans[place][0] for place in places], [plans[place][1].time for place in places]
-        return simulated_steps(jobs, closed, constants, memo)
+    def steps_of(alike: Sequence[JobSpec]) -> KnownSteps:
+        times.simulate_ahead(alike)
+        return times.expected(alike)
 
-    times: dict[int, StepTime] = {}
     with closing(shared(groups, steps_of)) as answers:
-        for places, steps in answers:
-            times |= zip(places, steps or steps_of(places), strict=True)
-    return [times[place] for place in range(len(plans))]
+        for alike, steps in answers:
+            if steps is None:
+                times.simulate_ahead(alike)
+            else:
+                times.expect(steps)
+    return [times.simulated(job) for job in jobs]
 
 
 def _with_exact_memory(price: Price, neighbour: Neighbour, own_time: StepTime, constants: Constants) -> Price:

@@ -17,6 +17,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
+from shardwright.layers.memo import Memo
 from shardwright.planner.advice.advice import Advice, OwnPlan, Recommendation, RefusedPlan, SimplerPlan
 from shardwright.planner.advice.binding import binding
 from shardwright.planner.advice.confidence import DIFFERENCES, RatioSpread, differing, fitted_spread
@@ -24,7 +25,6 @@ from shardwright.planner.advice.priced_plan import PricedPlan, priced, searched_
 from shardwright.planner.advice.reasons import faster_adjacent, reasons
 from shardwright.planner.advice.repair import misfit
 from shardwright.planner.advice.rules import rules_for
-from shardwright.planner.advice.sensitivity import flips
 from shardwright.planner.advice.simplicity import Simplicity, simplicity
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
@@ -34,6 +34,7 @@ from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.sample import standing
 from shardwright.planner.search.search_progress import Phase, tell, untold
 from shardwright.planner.search.simpler_plans import simpler_plans
+from shardwright.planner.search.step_times import StepTimes
 
 # The confidence from which two plans are told apart. The order is right for 19 of 20 such pairs of published runs
 # (docs/planner.md). With 90 %, plans that take a seventh longer would count as equal.
@@ -159,7 +160,15 @@ def best_plans(
     plans = [replace(plan, even_s=simulated.even_s) for plan, simulated in zip(plans, result.candidates, strict=True)]
     plans.sort(key=attrgetter("token_s"))
     left_out = within_known(job, constraints)[1]
-    return Advice(chosen_job, plans, result.tally, left_out=left_out, tried=result.tried, objective=objective)
+    return Advice(
+        chosen_job,
+        plans,
+        result.tally,
+        left_out=left_out,
+        tried=result.tried,
+        objective=objective,
+        times=result.times,
+    )
 
 
 def settled(advice: Advice, constraints: Constraints, constants: Constants, *, num_shown: int) -> Advice:
@@ -175,7 +184,9 @@ def settled(advice: Advice, constraints: Constraints, constants: Constants, *, n
         if not result.plans:
             break
         first = result.plans[0]
-        faster = faster_adjacent(first.job, first.time, searched_schedules(constraints), searched, constants)
+        faster = faster_adjacent(
+            first.job, first.time, searched_schedules(constraints), searched, constants, times=advice.times
+        )
         if faster is None:
             break
         advice = replace(advice, plans=_with(advice.plans, priced([faster], constants)[0]))
@@ -310,23 +321,23 @@ def explained(
     if own_job is not None and own_faults:
         advice = replace(advice, refused=RefusedPlan(own_job, tuple(own_faults)))
     elif own_job is not None:
-        advice = replace(advice, own=_own_plan(own_job, constraints, constants))
+        advice = replace(advice, own=_own_plan(own_job, constraints, constants, advice.times))
     if not advice.plans:
         return advice
     tell(Phase.EXPLAINING, 0.5)
-    best, *others = advice.plans
-    why = reasons(best.job, searched_schedules(constraints), constants)
+    best = advice.plans[0]
+    why = reasons(best.job, searched_schedules(constraints), constants, advice.times)
     return replace(
         advice,
-        flips=flips(best.job, others[0].job, constants) if others else [],
         reasons=why,
         binding=binding(best.time, best.memory, best.job, why),
         rules=rules_for(best.job),
     )
 
 
-def _own_plan(job: JobSpec, constraints: Constraints, constants: Constants) -> OwnPlan:
+def _own_plan(job: JobSpec, constraints: Constraints, constants: Constants, times: StepTimes | None) -> OwnPlan:
     """The user's plan. Its standing among drawn plans is by closed forms, like their times."""
     (plan,) = priced([job], constants)
-    place = standing(job, plan.closed_token_s, constraints, constants)
+    memo = times.memo if times else Memo()
+    place = standing(job, plan.closed_token_s, constraints, constants, memo=memo)
     return OwnPlan(plan, place, misfit(job, searched_schedules(constraints), constants))

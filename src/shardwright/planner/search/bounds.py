@@ -17,6 +17,7 @@ Times are seconds a token, since plans may have different batches. tests/planner
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -30,10 +31,26 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.piece_time import PieceTime
 from shardwright.layers.memo import Memo, shard_words
 from shardwright.layers.query import PlanGrid, Run
-from shardwright.memory.rank_estimate import Memory, peak_memory
+from shardwright.memory.own_memory import least_of_layer
+from shardwright.memory.rank_estimate import Memory, is_counted, peak_memory
 from shardwright.planner.search.plan_block import SHARING, Column, Columns, PlanBlock, PlanVariant, rank_grid, select
 from shardwright.sharding.groups import SHARDS, layout
-from shardwright.simulate.closed_form import message_and_turn_s, microbatch_time, pipeline_s, step_time, update_s
+from shardwright.simulate.closed_form import (
+    least_before_experts_s,
+    message_and_turn_s,
+    microbatch_time,
+    pipeline_s,
+    step_time,
+    update_s,
+)
+
+
+def variants_by_bound(variants: Iterable[PlanVariant]) -> dict[PlanVariant, list[PlanVariant]]:
+    """Variants, grouped by the fields on which bounds depend: all but the schedule."""
+    groups: dict[PlanVariant, list[PlanVariant]] = {}
+    for variant in variants:
+        groups.setdefault(replace(variant, schedule="1f1b"), []).append(variant)
+    return groups
 
 
 def plain(rows: Columns) -> Columns:
@@ -50,8 +67,14 @@ def microbatch_s(
     The second value is for schedules that hide dispatch and combine. Both depend only on `layer_columns`.
     """
     time = _microbatch(job, plain(rows), variant, constants, memo=memo)
-    paired = time.forward + time.input_grad + time.weight_grad + time.again + time.tensor + time.context
-    return paired + time.expert, paired
+    return time.without_dispatch + time.expert, time.without_dispatch
+
+
+def before_experts_s(job: JobSpec, rows: Columns, variant: PlanVariant, constants: Constants, memo: Memo) -> Column:
+    """A lower bound on both values of `microbatch_s`, with any recomputation: without the experts, by whose groups most
+    rows differ."""
+    run = PlanBlock(replace(variant, schedule="1f1b"), plain(rows)).run(job, memo)
+    return np.asarray(least_before_experts_s(run, constants, memo))
 
 
 def mean_rank_token_s(job: JobSpec, rows: Columns, microbatch_s: Column) -> Column:
@@ -213,9 +236,16 @@ def least_bytes(
     """Least bytes of a process under a schedule that keeps as much as 1F1B, with any sharding: (without all memory that
     sharding and offloading could save, with what is on the device unless the plan offloads).
 
-    If layers do not divide evenly, a rank with other virtual stages may have one layer less.
+    If layers do not divide evenly, a rank with other virtual stages may have one layer less. Which layers with experts
+    a rank has depends on its virtual stages: then each layer is taken to be of the kind that has least.
     """
     block = PlanBlock(replace(variant, schedule="1f1b"), plain(rows))
+    if job.model.moe.experts:
+        num_microbatches = rows["global_batch_size"] // (rows["dp"] * rows["microbatch_size"])
+        num_kept = (job.model.layers // rows["pp"]) * np.minimum(rows["pp"], num_microbatches)
+        left_bytes, needed_bytes = least_of_layer(block.run(job, memo), memo)
+        rank_bytes = num_kept * left_bytes + needed_bytes
+        return rank_bytes, rank_bytes
     memory = peak_memory(block.run(job, memo), constants, memo)
     share = (job.model.layers // rows["pp"]) / -(-job.model.layers // rows["pp"])
     on_device = _most_sharded_bytes(job, PlanBlock(block.variant, block.columns | unsharded_parts(memory)), memo)
@@ -267,10 +297,11 @@ def state_bytes(job: JobSpec, block: PlanBlock, memo: Memo) -> tuple[Column, Col
 
 
 def keeps_as_much(job: JobSpec, variant: PlanVariant) -> bool:
-    """True if `least_bytes` holds for a variant: layers are alike, and as much is recomputed at once as under
-    1F1B."""
+    """True if `least_bytes` holds for a variant: as much is recomputed at once as under 1F1B. Of models with experts it
+    is known for this runtime."""
     has_smaller_stages = RECOMPUTES[variant.recompute].by_stage and SCHEDULES[variant.schedule].stages_per_rank != 1
-    return SCHEDULES[variant.schedule].keeps_as_1f1b and not job.model.moe.experts and not has_smaller_stages
+    is_known = not job.model.moe.experts or is_counted(run_of(job))
+    return SCHEDULES[variant.schedule].keeps_as_1f1b and is_known and not has_smaller_stages
 
 
 def unsharded_token_s(job: JobSpec, block: PlanBlock, constants: Constants, memo: Memo) -> Column:

@@ -20,14 +20,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.config.cluster_facts import host_room_bytes
-from shardwright.config.rank_order import ORDERS
 from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import rates_of
 from shardwright.cost.from_job import run_of
-from shardwright.layers.arrays import distinct
 from shardwright.memory.rank_estimate import peak_memory
 from shardwright.planner.search import bounds, space
+from shardwright.planner.search.layer_rows import LayerRows
 from shardwright.planner.search.plan_block import (
     Column,
     Columns,
@@ -53,7 +52,6 @@ _SAMPLE_ROWS = 256  # of these
 _FIRST_SHARE = 7  # of so many tasks the first one, with the lowest bounds, has most of the plans that remain the best
 _GUESSED = 32  # rows of a kind that are priced to have a first limit
 _BOUND_COLUMNS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # used only for bounds
-_LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.memo.layer_columns
 
 
 Kinds = list[list[PlanPlace]]  # the best plans of each kind, the fastest kind first
@@ -105,10 +103,7 @@ class _BranchAndBound:
         self.most_token_s, self.hosted_only = scope.most_token_s, scope.hosted_only
         self.rates = rates_of(run_of(job), scope.constants)
         kinds, kind_of_row = np.unique(kind_codes(rows), return_inverse=True)
-        # `layers` has one row for all rows of degrees with equal layers; `layer` is its index, for each row.
-        is_near = all(ORDERS[number].keeps_layers_near for number in np.unique(rows["order"]))
-        layers, layer = distinct([rows[name] for name in (*_LAYER, *(() if is_near else ("order", "dp", "pp")))])
-        self.layers = select(rows, layers)
+        self.layers, layer = LayerRows.of(rows)
         self.rows = rows | {"kind": kind_of_row.reshape(-1), "layer": layer, "row": np.arange(len(layer))}
         self.rows |= dict.fromkeys(("exchange_s", "zero3_s", "turn_s"), np.zeros(len(layer)))  # until they are computed
         self.variants = space.variants_of(job, constraints, rows)
@@ -128,11 +123,11 @@ class _BranchAndBound:
         ]
         simple = simple or self.variants
         tried = [(simple[0], self.rows), (simple[-1], self.rows)]
-        if len(self.layers["dp"]) > _MANY_LAYERS:  # full recomputation, which fits most often, by the usual methods
+        if len(self.layers) > _MANY_LAYERS:  # full recomputation, which fits most often, by the usual methods
             usual = [variant for variant in simple if variant.without_choices == simple[0].without_choices]
             tried.insert(0, (usual[-1], space.evenly_spread(self.rows, _SAMPLE_ROWS)))
         for variant, all_rows in tried:
-            rows = self._with_time_bounds(space.admitted(self.job, self.constraints, all_rows, variant), variant)
+            rows = self._admitted_with_time_bounds(all_rows, variant)
             if not len(rows["dp"]):
                 continue
             block = space.with_variant(self.job, self.constraints, select(rows, self._lowest_bounds(rows)), variant)
@@ -157,7 +152,7 @@ class _BranchAndBound:
         tasks: list[tuple[float, list[_Admitted]]] = []
         tell(Phase.PRICING, 0.0)
         without_recompute = self._without_recompute()
-        for common, alike in self._variants_by_bound().items():
+        for common, alike in bounds.variants_by_bound(self.variants).items():
             method = common.without_choices
             if method not in without_recompute:
                 continue
@@ -179,17 +174,10 @@ class _BranchAndBound:
             if len(tasks) == num_tasks - num_tasks // _FIRST_SHARE:
                 on_first_kinds(self.kinds())
 
-    def _variants_by_bound(self) -> dict[PlanVariant, list[PlanVariant]]:
-        """The variants, grouped by the fields on which bounds depend: all but the schedule."""
-        groups: dict[PlanVariant, list[PlanVariant]] = {}
-        for variant in self.variants:
-            groups.setdefault(replace(variant, schedule="1f1b"), []).append(variant)
-        return groups
-
     def _without_recompute(self) -> dict[PlanVariant, Columns]:
         """For each method its rows that may be shown if nothing is recomputed, with their bounds."""
         bounded = {
-            method: self._with_time_bounds(space.admitted(self.job, self.constraints, self.rows, method), method)
+            method: self._admitted_with_time_bounds(self.rows, method)
             for method in dict.fromkeys(variant.without_choices for variant in self.variants)
         }
         rows_of_method = {method: rows for method, rows in bounded.items() if len(rows["dp"])}
@@ -214,15 +202,24 @@ class _BranchAndBound:
             )
         return rows_of_method
 
+    def _admitted_with_time_bounds(self, rows: Columns, variant: PlanVariant) -> Columns:
+        """The rows that a variant admits, as `_with_time_bounds` has them. Most rows of a model with experts are
+        excluded before their experts are priced."""
+        rows = space.admitted(self.job, self.constraints, rows, variant)
+        if self.job.model.moe.experts and len(rows["dp"]):
+            layers, place = self.layers.used_by(rows)
+            least_s = bounds.before_experts_s(self.job, layers, variant, self.constants, memo=self.memo)
+            least_token_s = bounds.mean_rank_token_s(self.job, rows, least_s[place])
+            rows = self._below_limits(rows, *self._least_s(rows, least_token_s))
+        return self._with_time_bounds(rows, variant)
+
     def _with_time_bounds(self, rows: Columns, variant: PlanVariant) -> Columns:
         """The rows that may be shown, with the compute time of their mean rank, plain and with paired microbatches."""
         if not len(rows["dp"]):
             return rows
         self.tally.num_bounds += len(rows["dp"])
-        is_used = np.zeros(len(self.layers["dp"]), dtype=bool)
-        is_used[rows["layer"]] = True
-        place = (np.cumsum(is_used) - 1)[rows["layer"]]
-        layers_s = bounds.microbatch_s(self.job, select(self.layers, is_used), variant, self.constants, memo=self.memo)
+        layers, place = self.layers.used_by(rows)
+        layers_s = bounds.microbatch_s(self.job, layers, variant, self.constants, memo=self.memo)
         mean_s, paired_s = (bounds.mean_rank_token_s(self.job, rows, seconds[place]) for seconds in layers_s)
         return self._below_limits(rows | {"mean_s": mean_s, "paired_s": paired_s}, *self._least_s(rows, paired_s))
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from shardwright.config.job import JobSpec
 from shardwright.planner.search.plan_block import Column, PlanBlock, PlanVariant, kind_codes, select
+from shardwright.planner.search.step_times import StepTimes
 from shardwright.simulate.closed_form import StepTime
 
 _MOST_ALIKE = 5  # plans of a kind with the same schedule that are kept if there are other schedules
@@ -69,10 +70,12 @@ class TriedSize:
 @dataclass(frozen=True)
 class SearchResult:
     """The fastest plans that fit, one of each kind, fastest first, and the counts of the search. If the objective
-    chooses the size of the cluster, `tried` are the sizes that were compared, smallest first."""
+    chooses the size of the cluster, `tried` are the sizes that were compared, smallest first. `times` has the steps of
+    all plans that were simulated."""
 
     candidates: list[SimulatedPlan]
     tally: SearchTally
+    times: StepTimes
     tried: tuple[TriedSize, ...] = ()
 
 

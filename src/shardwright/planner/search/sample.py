@@ -11,10 +11,11 @@ import numpy as np
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.layers.memo import Memo
+from shardwright.memory.rank_estimate import peak_memory
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import PlanBlock, join_blocks
-from shardwright.planner.search.plan_price import prices
+from shardwright.planner.search.plan_price import fits, prices, room_bytes
 from shardwright.planner.search.space import count_by_variant, degrees, with_offload, with_sharing, with_variant
 
 _NUM_VARIANTS = 16
@@ -31,8 +32,9 @@ class Standing:
     share_faster: float
 
 
-def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: Constants) -> Standing:
-    """The standing of a plan that takes `token_s` seconds a token."""
+def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: Constants, memo: Memo) -> Standing:
+    """The standing of a plan that takes `token_s` seconds a token. `memo` has earlier results for the same model,
+    cluster and constants."""
     random = np.random.default_rng(_SEED)
     constraints, _ = within_known(job, constraints)
     rows = degrees(job, constraints)
@@ -41,15 +43,16 @@ def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: 
     drawn = (np.arange(_NUM_VARIANTS) + random.random(_NUM_VARIANTS)) / _NUM_VARIANTS * ends[-1]
     drawn_variants, times = np.unique(np.searchsorted(ends, drawn, side="right"), return_counts=True)
     num_drawn = num_fit = num_faster = 0
-    memo = Memo()
     for index, how_often in zip(drawn_variants.tolist(), times.tolist(), strict=True):
         block = with_variant(job, constraints, rows, list(counts)[index])
         chosen = random.integers(0, len(block), 4 * _NUM_PLANS)
         block = _drawn(job, constraints, block.where(chosen), random, count=_NUM_PLANS * how_often)
-        priced = prices(job, block, constants, memo)
+        memory = peak_memory(block.run(job, memo), constants, memo)
+        fitting = block.where(fits(job, memory, room_bytes(job)))
         num_drawn += len(block)
-        num_fit += int(priced.fits.sum())
-        num_faster += int((priced.fits & (priced.token_s < token_s)).sum())
+        num_fit += len(fitting)
+        if len(fitting):
+            num_faster += int((prices(job, fitting, constants, memo).token_s < token_s).sum())
     return Standing(num_drawn, num_fit, num_faster / max(1, num_fit))
 
 

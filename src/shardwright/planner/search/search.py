@@ -102,7 +102,7 @@ def _result_of(scope: SearchScope) -> SearchResult:
     tally.num_simulated = simulated.num_simulated
     tally.seconds = time.perf_counter() - started
     named = [without_idle_zero(plan, scope.constraints, constants) for plan in candidates]
-    return SearchResult(named, tally)
+    return SearchResult(named, tally, simulated.times)
 
 
 def _unsearched(

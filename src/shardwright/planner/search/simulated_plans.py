@@ -24,7 +24,7 @@ from shardwright.planner.search.promising import QUICK, THOROUGH, UNEVEN
 from shardwright.planner.search.results import PlanPlace, SimulatedPlan
 from shardwright.planner.search.search_progress import Phase, tell
 from shardwright.planner.search.search_scope import SearchScope
-from shardwright.planner.search.step_times import KnownSteps, plan_key
+from shardwright.planner.search.step_times import KnownSteps, StepTimes, plan_key
 
 _THOROUGH_KINDS = 3  # get a thorough local search, however long their steps are
 _LISTED_KINDS = 5  # a table has so many lines if the user does not ask for more: all get a local search
@@ -54,6 +54,11 @@ class SimulatedPlans:
             scope.job, scope.constraints, scope.constants, scope.rows, room=scope.room, memo=scope.memo
         )
         self._kinds: dict[int, tuple[Sequence[PlanPlace], KindPlans]] = {}  # with a plan that may fit, by their codes
+
+    @property
+    def times(self) -> StepTimes:
+        """The steps of all plans that were simulated."""
+        return self._search.times
 
     @property
     def num_simulated(self) -> int:

@@ -44,11 +44,11 @@ class KnownSteps:
 
 class StepTimes:
     """Steps of plans of one model and cluster. `least_ratio` is the least ratio so far of a simulated step to its
-    closed form; `num_simulated` counts the simulated plans."""
+    closed form; `num_simulated` counts the simulated plans. `memo` has what they have in common."""
 
     def __init__(self, constants: Constants, memo: Memo) -> None:
         self.least_ratio = _FIRST_RATIO
-        self._constants, self._memo = constants, memo
+        self._constants, self.memo = constants, memo
         self._closed: dict[str, tuple[StepTime, float]] = {}
         self._simulated: dict[str, StepTime] = {}
         self._expected: dict[str, StepTime] = {}  # simulated ahead; not used yet
@@ -77,13 +77,19 @@ class StepTimes:
         self._closed |= steps.closed
         self._expected |= steps.simulated
 
+    def expected(self, jobs: Iterable[JobSpec]) -> KnownSteps:
+        """The steps of jobs that were simulated ahead."""
+        keys = [plan_key(job) for job in jobs]
+        closed = {key: self._closed[key] for key in keys}
+        return KnownSteps(closed, {key: self._expected[key] for key in keys}, self.least_ratio)
+
     def price(self, jobs: Iterable[JobSpec]) -> None:
         """Price jobs by closed forms: those that differ only in numbers at once."""
         new_jobs = [(key, job) for job in jobs if (key := plan_key(job)) not in self._closed]
         if not new_jobs:
             return
         for run, places in batches([run_of(job) for _, job in new_jobs]):
-            time, spare_s = step_time_and_spare(run, self._constants, self._memo)
+            time, spare_s = step_time_and_spare(run, self._constants, self.memo)
             steps = zip(entries(time), np.broadcast_to(spare_s, len(places)).tolist(), strict=True)
             self._closed |= zip((new_jobs[place][0] for place in places), steps, strict=True)
 
@@ -105,7 +111,7 @@ class StepTimes:
             return
         self.price(new_jobs.values())
         closed = [self._closed[key][0] for key in new_jobs]
-        steps = simulated_steps(list(new_jobs.values()), closed, self._constants, self._memo)
+        steps = simulated_steps(list(new_jobs.values()), closed, self._constants, self.memo)
         self._expected |= zip(new_jobs, steps, strict=True)
 
     def simulate(self, jobs: Iterable[JobSpec]) -> None:

@@ -1,0 +1,128 @@
+"""Makefiles and justfiles as launch scripts: each recipe is a branch that runs where the first argument is its name, or
+where there is none. Lines keep their numbers.
+
+What the manuals say: GNU Make 4.4 ("Writing Recipes", "How to Use Variables"), just.systems (July 2026).
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import PurePath
+
+_MAKE_NAMES, _JUST_NAMES = ("makefile", "gnumakefile"), ("justfile", ".justfile")
+_MAKE_VARIABLE = re.compile(r"(?:(?:export|override)[ \t]+)?([A-Za-z_]\w*)[ \t]*(\?|\+|::?)?=[ \t]*(.*)")
+_JUST_VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][\w-]*)[ \t]*:=[ \t]*(.*)")
+_TARGET = re.compile(r"([\w./%-]+)[^:=#]*::?(?!=)")
+_JUST_TARGET = re.compile(r"@?([A-Za-z_][\w-]*)((?:[ \t]+[*+$]?[\w-]+(?:=(?:\"[^\"]*\"|'[^']*'|\S+))?)*)[ \t]*:(?!=)")
+_PARAMETER = re.compile(r"([*+$]?)([\w-]+)(?:=(\"[^\"]*\"|'[^']*'|\S+))?")
+_REFERENCE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)\})")
+_INTERPOLATED = re.compile(r"\{\{\s*([^}]*?)\s*\}\}")
+_WITH_DEFAULT = re.compile(r"env(?:_var_or_default)?\(\s*[\"'](\w+)[\"']\s*,\s*[\"']([^\"']*)[\"']\s*\)")
+_OUTPUT = "\0("  # $(shell ...) meanwhile
+_MOST_LEVELS = 8
+
+
+def recipes_script(path: str, text: str) -> str:
+    """The script of a Makefile or a justfile by its name; empty for another file."""
+    name = PurePath(path).name.lower()
+    if name in _MAKE_NAMES or name.endswith(".mk"):
+        return _script(text.splitlines(), _of_make(text.splitlines()), ("\t",))
+    if name in _JUST_NAMES or name.endswith(".just"):
+        return _script(text.splitlines(), _of_just, ("\t", " "))
+    return ""
+
+
+def _script(lines: Iterable[str], converted: Callable[[str, bool], str], indents: tuple[str, ...]) -> str:
+    """The lines of a script in the place of those of a file; `converted` gives that of a line, in a recipe or not."""
+    result, in_recipe, is_continued = list[str](), False, False
+    for line in lines:
+        if is_continued:
+            result.append(converted(line, in_recipe))
+        elif line.startswith(indents) and in_recipe:
+            result.append(converted(line.lstrip(" \t@+-"), True))
+        else:
+            script_line = converted(line, False)
+            begins = script_line.startswith("if ")
+            result.append(f"fi; {script_line}" if begins and in_recipe else script_line)
+            in_recipe = in_recipe or begins
+        is_continued = line.rstrip().endswith("\\") and not line.lstrip().startswith("#")
+    return "\n".join([*result, "fi" if in_recipe else "", ""])
+
+
+def _branch(name: str, further: str = "") -> str:
+    """The beginning of a branch that runs for a target."""
+    return f'if [ "${{1:-{name}}}" = "{name}" ]; then {further}:'
+
+
+def _of_make(lines: Iterable[str]) -> Callable[[str, bool], str]:
+    """A function that converts a line of a Makefile. Variables of one word stay variables, and others are put in as
+    text, for make expands them before a shell splits words."""
+    texts: dict[str, str] = {}
+    for line in _joined(lines):
+        if (match := _MAKE_VARIABLE.match(line)) and not line.startswith("\t"):
+            name, value = match[1], match[3].split(" #")[0].strip()
+            texts[name] = f"{texts.get(name, '')} {value}".strip() if match[2] == "+" else value
+
+    def expanded(text: str, level: int = 0) -> str:
+        def put(match: re.Match[str]) -> str:
+            value = texts.get(match[1] or match[2], "")
+            is_text = len(value.split()) > 1 and level < _MOST_LEVELS
+            return expanded(value, level + 1) if is_text else f"${{{match[1] or match[2]}}}"
+
+        parts = text.replace("$(shell ", _OUTPUT).split("$$")  # $$ is a dollar of the shell
+        return "$".join(_REFERENCE.sub(put, part) for part in parts).replace(_OUTPUT, "$(")
+
+    def converted(line: str, in_recipe: bool) -> str:
+        if in_recipe:
+            return expanded(line)
+        if match := _MAKE_VARIABLE.match(line):
+            value = match[3].split(" #")[0].strip()
+            if len(value.split()) != 1 or value.endswith("\\"):
+                return ""
+            is_default = match[2] == "?"
+            return (
+                f'{match[1]}="${{{match[1]}:-{expanded(value)}}}"' if is_default else f'{match[1]}="{expanded(value)}"'
+            )
+        target = _TARGET.match(line)
+        return _branch(target[1]) if target and not target[1].startswith(".") else ""
+
+    return converted
+
+
+def _joined(lines: Iterable[str]) -> list[str]:
+    """Lines with those that go on behind a backslash."""
+    return re.sub(r"\\\n[ \t]*", " ", "\n".join(lines)).splitlines()
+
+
+def _of_just(line: str, in_recipe: bool) -> str:
+    """The line of a script for one of a justfile."""
+    if in_recipe:
+        return _INTERPOLATED.sub(lambda match: _just_value(match[1]), line)
+    if match := _JUST_VARIABLE.match(line):
+        return f'{_shell_name(match[1])}="{_just_value(match[2])}"'
+    if not (match := _JUST_TARGET.match(line)):
+        return ""
+    assigned, place = list[str](), 2
+    for kind, name, default in _PARAMETER.findall(match[2]):
+        if kind not in ("*", "+"):
+            assigned.append(f'{_shell_name(name)}="${{{place}:-{_unquoted(default)}}}"; ')
+            place += 1
+        else:
+            assigned.append(f'{_shell_name(name)}=""; ')
+    return _branch(match[1], "".join(assigned))
+
+
+def _just_value(expression: str) -> str:
+    """The text of an expression: a string, a variable, one of the environment with a default."""
+    if match := _WITH_DEFAULT.fullmatch(expression):
+        return f"${{{match[1]}:-{match[2]}}}"
+    if re.fullmatch(r"[A-Za-z_][\w-]*", expression):
+        return f"${{{_shell_name(expression)}}}"
+    return "." if expression.endswith("_directory()") else _unquoted(expression)
+
+
+def _unquoted(text: str) -> str:
+    return text.strip().strip("\"'")
+
+
+def _shell_name(name: str) -> str:
+    return name.replace("-", "_")
