@@ -40,8 +40,9 @@ def blocks(language: str) -> list[str]:
 SHOWN = [line for block in blocks("sh") for line in block.splitlines()]
 # `make train` runs it, and so it is not run once more.
 MADE = "shardwright verify quickstart --steps 5"
-# As many ranks as quickstart's plan has. `make train` starts as many, and here some will do.
+# As many ranks as quickstart's plan has. `make train` starts as many, and here and in other runs of it some will do.
 OF_EIGHT = "torchrun --standalone --nproc-per-node 8 -m shardwright train quickstart"
+OF_TWO = "--set plan.dp=1 --set plan.tp=1 --set plan.sequence_parallel=false"
 COMMANDS = [command for command in SHOWN if command not in (MADE, PUBLISHED)]
 
 
@@ -58,7 +59,9 @@ def shortened(command: str, folder: Path) -> list[str]:
         write_run(folder)
         command = command.replace("runs/quickstart-moe", str(folder))
     if command == OF_EIGHT:
-        command = command.replace("8", "2") + " --set plan.dp=1 --set plan.tp=1 --set plan.sequence_parallel=false"
+        command = f"{command.replace('8', '2')} {OF_TWO}"
+    if command.startswith("shardwright train quickstart "):
+        command += f" {OF_TWO}"
     if "docs/finetune.toml" in command or "./Qwen3-0.6B" in command or "./tuned" in command:
         return brought(command, folder)
     if command.startswith("shardwright calibrate "):

@@ -158,7 +158,7 @@ def foreign_case(random: Random) -> Case:
 def _mangled(random: Random, name: str, text: str) -> bytes:
     if random.random() < 0.3:
         return mutate.broken(random, text.encode())
-    if PurePath(name).suffix == ".sh":
+    if PurePath(name).suffix in (".sh", ""):  # a recipe of a Makefile has no suffix
         return _mangled_script(random, text).encode("utf-8", "surrogatepass")
     if PurePath(name).suffix == ".py":
         return mangled_python(random, text).encode("utf-8", "surrogatepass")

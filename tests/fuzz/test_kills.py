@@ -1,8 +1,6 @@
 """A few runs that are harmed; tests/fuzz/kills.py does many. And that it sees what it looks for."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from fuzz import kills
 from fuzz.harms import HARMS, Run
 from fuzz.kills import Harmed, Unharmed, began_at, told_as_saved
-from support.ranks import PATIENCE_S
+from support.forked_commands import SCRIPT, run_forked
 
 SAID = """\
 quickstart: tiny-llama, 2 layers
@@ -31,8 +29,7 @@ step 20 is saved: the run waited 0.001 s, all was durable after 0.02 s
 @pytest.mark.processes
 def test_some_harmed_runs_end_as_unharmed_ones() -> None:
     """Of one plan, whose unharmed run is made once. All kinds of harm and all plans are met by `make kills`."""
-    command = [sys.executable, kills.__file__, "--seed", "42", "--count", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False)
+    done = run_forked(SCRIPT, kills.__file__, "--seed", "42", "--count", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert sum(harm in done.stdout for harm in HARMS) >= 2
 

@@ -1,6 +1,7 @@
 """Recipes of Makefiles and justfiles, switches with a negation, files that programs name, and what people write beside
 what a system knows."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from interchange.test_habits_of_files import MEGATRON, OPTIONS, faults, megatron
 from interchange.test_started_configurations import FILES
 from interchange.test_trainer_commands import MODEL, TRL, job_read
 from interchange.test_wrapped_commands import H100
+from interchange.wrapped_files import WRAPPED
 from shardwright.config.base import PlanError
 from shardwright.interchange.foreign_job import read_job_of
 from shardwright.interchange.imported import Asked, Imported
@@ -259,3 +261,69 @@ def test_a_toml_under_an_unknown_name_is_the_one_that_is_there(named: bool, tmp_
 def test_further_programs_that_are_not_read_are_named(line: str) -> None:
     with pytest.raises(PlanError, match="which is not read here"):
         system_name_of("run.sh", f"#!/bin/bash\n{line} --config a.yml\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A = $(A) $(A)\nt:\n\techo $(A)\n",
+        "\n".join(f"V{i} = " + f"$(V{i + 1}) " * 50 for i in range(12)) + "\nt:\n\techo $(V0)\n",
+        "a" * 200_000 + "\n",
+        "a " * 100_000 + ":\n\tx\n",
+        "x y=" * 50_000 + "\n",
+        "A = b\\\n" * 20_000,
+    ],
+)
+def test_recipes_are_read_in_a_time_that_grows_no_faster_than_they(text: str) -> None:
+    begin = time.process_time()
+    scripts = [recipes_script(name, text) for name in ("Makefile", "justfile")]
+    assert time.process_time() - begin < 3
+    assert max(map(len, scripts)) < 20 * (len(text) + 100)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_options_in_a_config_json_are_no_model(named: bool, tmp_path: Path) -> None:
+    line = "torchrun --nproc_per_node 8 train.py config.json"
+    options = '{"llm_model_name_or_path": "me/mine", "per_device_train_batch_size": 4, "output_dir": "x", "bf16": true}'
+    (tmp_path / "model").mkdir()
+    files = {"run.sh": script(line)["run.sh"], "config.json": options, "model/config.json": MODEL["config.json"]}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    paths = ["run.sh", *(["config.json"] if named else []), "model/config.json"]
+    asked = Asked(cluster=H100)
+    answer = read_job_of(SOURCES["accelerate"], tuple(str(tmp_path / name) for name in paths), asked)
+    assert answer.job.plan.microbatch_size == 4
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(PlanError, match=r"--config config.json is a file that is not read"):
+        read_job_of(
+            SOURCES["accelerate"], tuple(str(tmp_path / name) for name in ("run.sh", "model/config.json")), asked
+        )
+
+
+@pytest.mark.parametrize(
+    ("sought", "is_fault"),
+    [
+        ("{lora_r: {type: const, val: 8}}", True),
+        ("{training: {per_device_train_batch_size: {type: int, minval: 1, maxval: 8}}}", True),
+        ("{learning_rate: {type: log, base: 10, minval: -5, maxval: -3}}", False),
+    ],
+)
+def test_hyperparameters_of_determined_that_could_change_the_plan_are_a_fault(sought: str, is_fault: bool) -> None:
+    text = WRAPPED["determined.yaml"] + f"hyperparameters: {sought}\n"
+    if is_fault:
+        with pytest.raises(PlanError, match="Determined's own way"):
+            system_name_of("determined.yaml", text)
+    else:
+        assert system_name_of("determined.yaml", text) == "megatron"
+
+
+def test_a_default_of_numbers_is_not_told_where_others_hold() -> None:
+    text = "model_name_or_path: me/mine\noutput_dir: x\nfp16: true\nper_device_train_batch_size: 1\n"
+    answer = job_read({"t.yaml": text} | MODEL, devices=8)[1]
+    assert answer.job.precision.compute == "fp16"
+    assert not any("bf16 True" in note for note in answer.assumed)
+
+
+def test_engines_of_checkpoints_of_deepspeed_are_known() -> None:
+    text = '{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "datastates_ckpt": {"host_cache_size": 16}}'
+    assert job_read({"ds.json": text} | MODEL, devices=8)[1].job.plan.microbatch_size == 2

@@ -277,6 +277,7 @@ def test_kinds_of_which_no_plan_fits_are_refuted_each_time() -> None:
         plays.refuted = {}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", ["dense", "experts"])
 @pytest.mark.parametrize("keep", [[], ["plan.zero=3"], ["plan.offload_optimizer=1"]])
 def test_a_plan_names_no_zero_stage_that_does_nothing(model: str, keep: list[str]) -> None:

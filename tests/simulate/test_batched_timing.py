@@ -16,7 +16,7 @@ from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.shape_program import shape_order, shape_program
 from shardwright.schedule.timing import Costs, play
 from shardwright.sharding.stage_placement import in_line
-from shardwright.simulate.batched_timing import rounds_of
+from shardwright.simulate.round_layout import rounds_of
 
 NAMES = sorted(set(SCHEDULES) - {"auto", "pipedream", "pipedream-2bw"})
 SECONDS = st.sampled_from([0.25, 0.5, 1.0, 1.5, 2.0])

@@ -21,7 +21,8 @@ from typing import Any
 
 from support.ranks import CONTEXT, PATIENCE_S
 
-# Programs: the command `shardwright ARGUMENTS`, and a script with the arguments after it.
+# Programs: the command `shardwright ARGUMENTS`, a script with the arguments after it, and `torchrun ARGUMENTS`, whose
+# ranks are new processes.
 SHARDWRIGHT = "from fuzz import preloaded; preloaded.run(sys.argv[1:])"
 SCRIPT = """
 import os, runpy
@@ -29,6 +30,7 @@ sys.argv[:] = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+TORCHRUN = "from torch.distributed.run import main; main(sys.argv[1:])"
 
 
 class ForkedCommand:

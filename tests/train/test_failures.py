@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -24,7 +22,7 @@ from shardwright.parallel.comm.ledger import Ledger
 from shardwright.train.launch.rank_environment import RankEnvironment
 from shardwright.train.launch.rank_life import Failure, run_rank
 from support.cases import small_job
-from support.forked_commands import SHARDWRIGHT, ForkedCommand, run_forked
+from support.forked_commands import SHARDWRIGHT, TORCHRUN, ForkedCommand, run_forked
 from support.process_tree import children
 from support.ranks import PATIENCE_S
 
@@ -305,13 +303,9 @@ def test_an_interruption_is_no_failure(tmp_path: Path) -> None:
 
 def test_under_torchrun(tmp_path: Path) -> None:
     """The same command is one rank of torchrun's."""
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "shardwright", "train", "quickstart", "--json",
-        *sets(*SMALL, "optimizer.steps=2", "optimizer.warmup_steps=1", "run.sample_tokens=2", "run.eval_batches=1"),
-        *sets("plan.pp=1", f'run.folder="{tmp_path}"'),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    fields = ("optimizer.steps=2", "optimizer.warmup_steps=1", "run.sample_tokens=2", "run.eval_batches=1")
+    command = ["-m", "shardwright", *train(*fields, "plan.pp=1", f'run.folder="{tmp_path}"'), "--json"]
+    done = run_forked(TORCHRUN, "--standalone", "--nproc-per-node", "2", *command)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["steps"] == 2

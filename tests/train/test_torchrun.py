@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.forked_commands import SHARDWRIGHT, run_forked
+from support.forked_commands import SHARDWRIGHT, TORCHRUN, ForkedCommand, run_forked
 from support.process_tree import children
 from support.ranks import PATIENCE_S
 
@@ -22,22 +22,28 @@ SMALL = (
 )  # fmt: skip
 
 
-def agent(port: int, folder: Path, *overrides: str) -> "subprocess.Popen[str]":
+# Nobody reads what a long run prints; its errors are added to the file that is named first.
+AGENT = f"""
+import os
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+os.dup2(os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 2)
+{TORCHRUN}
+"""
+
+
+def agent(port: int, folder: Path, *overrides: str) -> ForkedCommand:
     """torchrun on one of two machines, with one rank."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    command = ["--nnodes", "2", "--nproc-per-node", "1"]
     command += ["--max-restarts", "3", "--monitor-interval", "0.2", "--rdzv-backend", "c10d", "--rdzv-id", "run"]
     command += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
     command += ["-m", "shardwright", "train", "quickstart"]
     for override in (*SMALL, f'run.folder="{folder}"', *overrides):
         command += ["--set", override]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    with (folder / "err").open("a") as err:
-        return subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=err, text=True, start_new_session=True, env=environment
-        )
+    return ForkedCommand(AGENT, str(folder / "err"), *command, environment=environment)
 
 
-def ranks_of(process: "subprocess.Popen[str]") -> list[int]:
+def ranks_of(process: ForkedCommand) -> list[int]:
     """Process ids of an agent's ranks."""
     ranks = []
     for child in children(process.pid):

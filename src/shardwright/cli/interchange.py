@@ -147,7 +147,7 @@ def _imported(
     examples=(
         "export llama3-405b-8k --to torchtitan",
         "export quickstart --to megatron --out scripts",
-        "export llama3-70b --devices 64 --device h100-sxm --to megatron",
+        "export qwen3-0.6b --devices 4 --device h100-sxm --to megatron",
     ),
 )
 @job_options

@@ -122,7 +122,7 @@ def _reasons_without_training(script: Script) -> list[str]:
             )
     asked = [note for note in script.notes if "--set" in note]
     others = [note for note in script.notes if note not in asked]
-    if script.ended_on and not (scripts or asked):
+    if script.ended_on and not (scripts or asked or programs):
         programs.insert(
             0, say("line {line}: the script ends there; its arguments stand behind --", line=script.ended_on)
         )

@@ -11,14 +11,14 @@ from pathlib import PurePath
 _MAKE_NAMES, _JUST_NAMES = ("makefile", "gnumakefile"), ("justfile", ".justfile")
 _MAKE_VARIABLE = re.compile(r"(?:(?:export|override)[ \t]+)?([A-Za-z_]\w*)[ \t]*(\?|\+|::?)?=[ \t]*(.*)")
 _JUST_VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][\w-]*)[ \t]*:=[ \t]*(.*)")
-_TARGET = re.compile(r"([\w./%-]+)[^:=#]*::?(?!=)")
+_NAME = re.compile(r"[\w./%-]{1,200}")
 _JUST_TARGET = re.compile(r"@?([A-Za-z_][\w-]*)((?:[ \t]+[*+$]?[\w-]+(?:=(?:\"[^\"]*\"|'[^']*'|\S+))?)*)[ \t]*:(?!=)")
 _PARAMETER = re.compile(r"([*+$]?)([\w-]+)(?:=(\"[^\"]*\"|'[^']*'|\S+))?")
 _REFERENCE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)\})")
 _INTERPOLATED = re.compile(r"\{\{\s*([^}]*?)\s*\}\}")
 _WITH_DEFAULT = re.compile(r"env(?:_var_or_default)?\(\s*[\"'](\w+)[\"']\s*,\s*[\"']([^\"']*)[\"']\s*\)")
 _OUTPUT = "\0("  # $(shell ...) meanwhile
-_MOST_LEVELS = 8
+_MOST_CHARACTERS = 20_000  # of a value that is put in as text
 
 
 def recipes_script(path: str, text: str) -> str:
@@ -62,12 +62,18 @@ def _of_make(lines: Iterable[str]) -> Callable[[str, bool], str]:
             name, value = match[1], match[3].split(" #")[0].strip()
             texts[name] = f"{texts.get(name, '')} {value}".strip() if match[2] == "+" else value
 
-    def expanded(text: str, level: int = 0) -> str:
-        def put(match: re.Match[str]) -> str:
-            value = texts.get(match[1] or match[2], "")
-            is_text = len(value.split()) > 1 and level < _MOST_LEVELS
-            return expanded(value, level + 1) if is_text else f"${{{match[1] or match[2]}}}"
+    kept: dict[str, str] = {}  # what stands for a variable; for itself while its value is being expanded
 
+    def put(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name not in kept:
+            kept[name] = f"${{{name}}}"
+            if len(texts.get(name, "").split()) > 1:
+                value = expanded(texts[name])
+                kept[name] = value if len(value) <= _MOST_CHARACTERS else kept[name]
+        return kept[name]
+
+    def expanded(text: str) -> str:
         parts = text.replace("$(shell ", _OUTPUT).split("$$")  # $$ is a dollar of the shell
         return "$".join(_REFERENCE.sub(put, part) for part in parts).replace(_OUTPUT, "$(")
 
@@ -82,10 +88,18 @@ def _of_make(lines: Iterable[str]) -> Callable[[str, bool], str]:
             return (
                 f'{match[1]}="${{{match[1]}:-{expanded(value)}}}"' if is_default else f'{match[1]}="{expanded(value)}"'
             )
-        target = _TARGET.match(line)
-        return _branch(target[1]) if target and not target[1].startswith(".") else ""
+        return _branch(target) if (target := _target_of(line)) else ""
 
     return converted
+
+
+def _target_of(line: str) -> str:
+    """The first target of a rule; empty for another line, or a target such as .PHONY."""
+    head, colon, prerequisites = line.partition(":")
+    words = head.split(maxsplit=1)
+    if not (colon and words) or prerequisites.startswith("=") or {*head} & {*"=#"}:
+        return ""
+    return words[0] if _NAME.fullmatch(words[0]) and not words[0].startswith(".") else ""
 
 
 def _joined(lines: Iterable[str]) -> list[str]:

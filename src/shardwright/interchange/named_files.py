@@ -3,7 +3,7 @@ system's files begin from."""
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePath
 
 from shardwright.config.phrase import say
@@ -66,9 +66,15 @@ def engine_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
         for pattern in _ENGINES:
             named = {match for text in plain for match in pattern.findall(text)}
             path = below(file, named.pop()) if len(named) == 1 else None
-            if path is not None and path.name not in names:
+            is_new = path is not None and (path.name not in names or _is_another_config(path, known))
+            if path is not None and is_new:
                 known[str(path)] = text_of(path)
     return {name: text for name, text in known.items() if name not in texts}
+
+
+def _is_another_config(path: Path, texts: Collection[str]) -> bool:
+    """True if a file is a config.json, as options of programs may stand in, and none of some files."""
+    return path.name == "config.json" and path.resolve() not in {Path(name).resolve() for name in texts}
 
 
 def library_texts(folders: Sequence[str], file: Path, texts: Mapping[str, str]) -> dict[str, str]:

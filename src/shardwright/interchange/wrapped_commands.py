@@ -14,6 +14,7 @@ from typing import Any
 
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
+from shardwright.interchange.known_settings import could_matter
 from shardwright.interchange.make_recipes import recipes_script
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_documents
@@ -261,9 +262,26 @@ def _of_determined(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
     slots = _number(resources.get("slots_per_trial", 1))
     devices = slots if slots <= _MOST_OF_A_NODE else 0  # how many agents share more is theirs to say
     variables = _values(environment.get("environment_variables"))
+    names = [name for name in _names_within(data.get("hyperparameters")) if could_matter(f"--{name}", "", "options")]
+    if names:
+        raise ShellFault(
+            say(
+                "hyperparameters ({names}) reach the program in Determined's own way, which is not followed; name its "
+                "script, with these as options",
+                names=tuple(names[:6]),
+            )
+        )
     if words := _words(data.get("entrypoint")):
         text = words[0] if isinstance(data["entrypoint"], str) else _text_of(words)
         yield WrappedCommand(text, 1 if devices else 0, devices, variables)
+
+
+def _names_within(node: Any, level: int = 0) -> Iterator[str]:
+    """The names of hyperparameters, in sections too, without the words that say where they are sought."""
+    for name, inner in node.items() if isinstance(node, Mapping) and level < _MOST_LEVELS else ():
+        if name not in ("type", "val", "vals", "minval", "maxval", "base", "count"):
+            yield str(name)
+        yield from _names_within(inner, level + 1)
 
 
 def _of_mosaic(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:

@@ -170,7 +170,7 @@ def least_before_experts_s(run: Run, constants: Constants, memo: Memo) -> Number
         times = [costing.before_experts(kind).once.without_dispatch for kind, _ in pieces]
         return stacked_rows([_of_microbatch(run, times)], len(run.grid.tp))
 
-    return memo.rows("before experts at least", run, (pieces, *layer_words(run.grid)), plain_columns, least_s)[0]
+    return memo.rows("experts bounded", run, (pieces, *layer_words(run.grid)), plain_columns, least_s)[0]
 
 
 def piece_times(run: Run, constants: Constants, memo: Memo) -> dict[LayerKind, PieceTime]:

@@ -21,9 +21,11 @@ from shardwright.layers.memo import Memo
 from shardwright.schedule.job_program import Order, job_order, job_placement
 from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.timing import Costs
-from shardwright.simulate.batched_timing import Rounds, rounds_of
+from shardwright.simulate.batched_timing import Floats, Rounds
 from shardwright.simulate.closed_form import StepTime, step_time
+from shardwright.simulate.round_layout import rounds_of
 from shardwright.simulate.stage_seconds import StageSeconds
+from shardwright.simulate.steady_state import continued, with_fewer
 
 _MOST = 2**14  # simulated microbatches times stages
 _ROUNDING = 1e-9  # share of a step
@@ -221,16 +223,40 @@ def _seconds(cases: Iterable[_Case]) -> dict[_Case, _Seconds]:
         groups.setdefault((case.order, case.has_collectives), {})[case] = None
     seconds: dict[_Case, _Seconds] = {}
     for (order, has_collectives), group in groups.items():
-        rounds = _rounds(order, has_collectives)
-        costs = [case.costs for case in group]
-        if SCHEDULES[order.schedule].overlaps_steps:
-            _, previous_end, last_end = rounds.ends(costs, 3)
-            step_s = last_end - previous_end
-        else:
-            (step_s,) = rounds.ends(costs)
-        times = zip(step_s.tolist(), rounds.busy(costs).tolist(), rounds.queued(costs).tolist(), strict=True)
-        seconds |= {case: _Seconds(*times_of_play) for case, times_of_play in zip(group, times, strict=True)}
+        seconds |= zip(group, _played(order, has_collectives, [case.costs for case in group]), strict=True)
     return seconds
+
+
+def _played(order: Order, has_collectives: bool, costs: Sequence[Costs]) -> list[_Seconds]:
+    """The seconds of an order under some costs. Where it repeats its work for long enough, with each further period
+    taking the same, fewer microbatches are played."""
+    fewer = with_fewer(order)
+    if fewer is None:
+        return _played_in_full(order, has_collectives, costs)
+    rounds = _rounds(fewer.order, has_collectives)
+    *columns, is_steady = continued(rounds, costs, fewer)
+    answers = _by_costs(*columns, rounds.queued(costs))
+    others = np.flatnonzero(~is_steady).tolist()
+    if others:
+        in_full = _played_in_full(order, has_collectives, [costs[place] for place in others])
+        for place, answer in zip(others, in_full, strict=True):
+            answers[place] = answer
+    return answers
+
+
+def _played_in_full(order: Order, has_collectives: bool, costs: Sequence[Costs]) -> list[_Seconds]:
+    rounds = _rounds(order, has_collectives)
+    if SCHEDULES[order.schedule].overlaps_steps:
+        _, previous_end, last_end = rounds.ends(costs, 3)
+        step_s = last_end - previous_end
+    else:
+        (step_s,) = rounds.ends(costs)
+    return _by_costs(step_s, rounds.busy(costs), rounds.queued(costs))
+
+
+def _by_costs(*columns: Floats) -> list[_Seconds]:
+    """The seconds from a column for each field."""
+    return [_Seconds(*times) for times in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 @lru_cache(maxsize=64)

@@ -152,6 +152,7 @@ class TrainerFile:
     def _notes(self, data: Mapping[str, Any], given: Mapping[str, Any], has_engine: bool) -> list[str]:
         """Assumptions: defaults that hold, and that nothing is sharded if no file says it is."""
         present = {self.renamed.get(name, f"--{name}") for name, value in data.items() if value is not None}
+        present |= self.derived(data).keys()
         defaults = [f"{name[2:]} {value}" for name, value in self._defaults_beside(present).items()]
         notes: list[str] = []
         if defaults:

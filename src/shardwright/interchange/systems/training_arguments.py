@@ -137,6 +137,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
     of_command = dict(given)  # a command line is said over the files that it names
     written = command.written if command else {}
     overwritten = overwritten_names(files, written)
+    of_models = set[str]()
     for name, text in {
         **{path: text for path, text in written.items() if path.endswith((".json", ".yaml"))},
         **{name: text for name, text in texts.items() if name in files and name not in overwritten},
@@ -144,6 +145,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
         data = read_data(name if name.endswith(_DATA) else f"{name}.json", text)
         if is_model(data):
             model = data
+            of_models.add(name)
         elif is_own(data) and not _has_options(data):
             given |= flat_keys(data)
             has_own = True
@@ -158,7 +160,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
                 )
             )
     given |= of_command
-    names = {PurePath(name).name for name in (*texts, *written)}
+    names = {PurePath(name).name for name in (*texts, *written) if name not in of_models}
     return FileParts(
         {key: value for key, value in given.items() if value != "auto"},
         frozenset(key for key, value in given.items() if value == "auto"),
@@ -197,7 +199,8 @@ def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Ite
 
 _MODEL_NAMES = (
     *("--config_name", "--model_name_or_path", "--model", "--base_model", "--model_name", "--model_id", "--model_path"),
-    *("--pretrained_model_name_or_path", "--base_model_name_or_path", "--model_id_or_path"),
+    *("--pretrained_model_name_or_path", "--base_model_name_or_path", "--model_id_or_path", "--base_model_name"),
+    *("--llm_model_name_or_path", "--hf_model_name_or_path"),
 )
 
 
