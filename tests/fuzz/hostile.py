@@ -315,6 +315,16 @@ def _calibrated(random: Random) -> dict[str, Any]:
     return {"constants": constants, "measured": tables}
 
 
+def _fields_of(kind: str) -> list[str]:
+    """Fields that an entry of a kind may have, those among them that few entries have."""
+    from shardwright.config.calibration_file import CalibrationSpec
+    from shardwright.config.software import SoftwareSpec
+    from shardwright.config.zero_facts import ZeroFactsSpec
+
+    specs = {"software": (SoftwareSpec, ZeroFactsSpec), "calibrations": (CalibrationSpec,)}
+    return [name for spec in specs.get(kind, ()) for name in spec.model_fields]
+
+
 def entry_case(random: Random) -> Case:
     """Files of one's own in the place of the catalog's: model, cluster, device, software, calibration."""
     from shardwright.config.catalog import names
@@ -331,7 +341,7 @@ def entry_case(random: Random) -> Case:
     made["clusters"] |= {"device": "device.toml", "software": "software.toml"}
     made["clusters"].pop("parts", None)
     kind = random.choice(list(made))
-    made[kind] = mutate.fields(random, made[kind], _names() + list(made[kind]))
+    made[kind] = mutate.fields(random, made[kind], _names() + list(made[kind]) + _fields_of(kind))
     case = Case("entry", command_on(random, "job.toml", can_search=False))
     for name, of in (("model", "models"), ("cluster", "clusters"), ("device", "devices"), ("software", "software"),
                      ("calibration", "calibrations")):  # fmt: skip

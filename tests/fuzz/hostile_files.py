@@ -21,7 +21,10 @@ def _rows(name: str) -> tuple[dict[str, str], ...]:
 
 
 # Columns that few tables have.
-_FURTHER = ("expert_tp", "attention", "software", "grads", "offload", "host")
+_FURTHER = (
+    *("expert_tp", "attention", "software", "grads", "moments", "masters", "offload", "host", "overlap", "compiled"),
+    *("dispatcher", "grouped", "graphs", "cp_method", "routing", "window", "shard_group", "memory_kind"),
+)
 
 
 def table_case(random: Random) -> Case:

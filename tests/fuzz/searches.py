@@ -14,17 +14,19 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
 from shardwright.config import catalog
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, Spec
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_to_plan
 from shardwright.config.schedule_facts import searched
+from shardwright.config.software import SoftwareSpec
 from shardwright.config.toml_text import toml_text
+from shardwright.config.zero_facts import ZeroFactsSpec
 from shardwright.cost.calibration import shipped
 from shardwright.memory.job_memories import fullest
 from shardwright.planner.advice.neighbours import neighbours
@@ -58,12 +60,18 @@ class Drawn:
     keep: dict[str, Any]
 
     def job(self, folder: Path) -> JobSpec:
-        """The job, with its device in a file of the folder."""
-        text = toml_text(self.device)
-        file = folder / f"{abs(hash(text)):x}.toml"
-        file.write_text(text, encoding="utf-8")
-        cluster = self.fields["cluster"] | {"device": str(file)}
+        """The job, with its device in a file of the folder, and software of its own in another."""
+        cluster = self.fields["cluster"] | {"device": _written(self.device, folder)}
+        if isinstance(cluster["software"], dict):
+            cluster["software"] = _written(cluster["software"], folder)
         return job_to_plan(self.fields | {"cluster": cluster}, "a drawn job")
+
+
+def _written(entry: dict[str, Any], folder: Path) -> str:
+    text = toml_text(entry)
+    file = folder / f"{abs(hash(text)):x}.toml"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
 
 
 def drawn(seed: int, number: int) -> Drawn:
@@ -96,6 +104,56 @@ def drawn(seed: int, number: int) -> Drawn:
     }  # fmt: skip
     keep = rng.choice([{}, {}, {}, {"tp": 2}, {"pp": 2}, {"zero": 1}, {"schedule": "1f1b"}, {"recompute": "none"}])
     return Drawn(fields, device, keep)
+
+
+# Numbers of software, as bytes by element or launches; and those of its fields that say what it is, or what it can.
+_AMOUNTS = (0.0, 1.0, 2.0, 4.0, 14.0, 60.0)
+_NOT_DRAWN = {
+    "is_own",
+    "is_usual",
+    "compiled",
+    "sequence_parallel",
+    "context_parallel",
+    "hybrid_sharding",
+    "uneven_stages",
+}
+
+
+def with_own_software(given: Drawn, rng: random.Random) -> Drawn:
+    """The same under software like its own, some of whose fields have other values. Fields are read from what describes
+    software, so that one that is added is drawn, too."""
+    base = given.fields["cluster"]["software"]
+    like = base if base != "shardwright" else "fsdp-2024"
+    fields = own_fields(SoftwareSpec, rng, rng.choice([1, 2, 5]))
+    if rng.random() < 0.3:
+        fields["zero"] = own_fields(ZeroFactsSpec, rng, 2)
+    software = {"source": "drawn", "like": like} | fields
+    cluster = given.fields["cluster"] | {"software": software}
+    model = given.fields["model"] | ({"vocab": 50257} if rng.random() < 0.3 else {})
+    return Drawn(given.fields | {"cluster": cluster, "model": model}, given.device, given.keep)
+
+
+def own_fields(spec: type[Spec], rng: random.Random, count: int) -> dict[str, Any]:
+    """So many fields that are amounts, pairs of these, or may be true or one of a few."""
+    values = {
+        name: value for name, field in spec.model_fields.items() if (value := _value(field.annotation, rng)) is not None
+    }
+    return {name: values[name] for name in rng.sample(sorted(values.keys() - _NOT_DRAWN), count)}
+
+
+def _value(kind: Any, rng: random.Random) -> Any:
+    kinds = get_args(kind)
+    if kind is bool:
+        return rng.choice([True, False])
+    if kind is int:
+        return rng.choice([1, 2])
+    if kind is float:
+        return rng.choice(_AMOUNTS)
+    if get_origin(kind) is Literal:
+        return rng.choice(kinds)
+    if get_origin(kind) is tuple and len(kinds) == 2 and all(get_args(each)[:1] == (float,) for each in kinds):
+        return [rng.choice(_AMOUNTS), rng.choice(_AMOUNTS)]
+    return None
 
 
 def answer(given: Drawn, folder: Path, keep: dict[str, Any] | None = None) -> list[SimulatedPlan] | None:
@@ -149,6 +207,8 @@ def faults_of(seed: int, number: int, folder: Path) -> tuple[str, list[str]]:
     """(what was compared, what is wrong with it) of one draw; empty where it has no plans."""
     rng = random.Random(f"relations {seed} {number}")
     given = drawn(seed, number)
+    if number % 3 == 0:
+        given = with_own_software(given, rng)
     plans = answer(given, folder)
     name = rng.choice([*MORE, "memory", "keep", "beside"])
     if name in MORE:

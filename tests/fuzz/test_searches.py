@@ -1,5 +1,6 @@
 """A slice of the fuzzer of searches that must agree with each other, and that it sees what it looks for."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,3 +92,11 @@ def test_what_the_software_lacks_is_no_part_of_its_space(tmp_path: Path) -> None
     assert searches.kept_faults(given, plans, tmp_path, "recompute", "selective") == []
     answer = searches.kept_faults(given, slowest, tmp_path, "recompute", plans[0].job.plan.recompute)
     assert any("makes it faster" in fault for fault in answer)
+
+
+def test_software_of_its_own_is_drawn_with_fields_that_few_entries_have(tmp_path: Path) -> None:
+    rng = random.Random(SEED)
+    drawn = [searches.with_own_software(searches.drawn(SEED, number), rng) for number in range(300)]
+    fields = {name for given in drawn for name in given.fields["cluster"]["software"]}
+    assert {"queued", "gathers_anew", "waits_at_messages", "vocab_multiple", "repeats_keys", "zero"} <= fields
+    assert all(given.job(tmp_path) for given in drawn[:40] if "moe" not in given.fields["model"])

@@ -46,6 +46,9 @@ class CalibrationSpec(Spec):
     memory: Share = Field(0.85, description="Share of the memory's bandwidth that elementwise kernels reach.")
     inner_half: Half = Field(150.0, description="Inner dim at which a product reaches half its rate.")
     misaligned: Share = Field(0.8, description="Rate of products whose rows are not whole cache lines.")
+    unaligned: Share = Field(
+        0.25, description="The same of products whose rows are no multiple of 16 bytes, which tensor cores load slowly."
+    )
     gap_s: Seconds = Field(2e-6, description="Seconds between two kernels that the host launched in time.")
     launch_s: Seconds = Field(1.5e-5, description="Seconds that the host takes to launch a kernel.")
     link: Share = Field(0.8, description="Share of a link's bandwidth within a node.")

@@ -190,6 +190,11 @@ class SoftwareSpec(SoftwareMemorySpec):
         description="Logits are computed in the backward alone, chunk by chunk, with their gradients and both products "
         "of these; the forward of the last stage ends before the head.",
     )
+    vocab_multiple: Annotated[int, Field(ge=1, le=largest.VOCAB)] = Field(
+        1,
+        description="Rows of each tp rank's part of the vocabulary's table are padded to a multiple of this; 1 where "
+        "they are computed as they are.",
+    )
     head_parallel: bool = Field(True, description="tp ranks share the loss; if not, logits are gathered on each.")
     aggregated_trees: bool = Field(
         False,

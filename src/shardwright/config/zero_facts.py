@@ -7,6 +7,7 @@ from pydantic import Field
 from shardwright.config import largest
 from shardwright.config.base import Spec
 
+Launches = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Elements = Annotated[float, Field(ge=0, le=largest.BUFFERED_ELEMENTS)]
 
 
@@ -31,6 +32,11 @@ class ZeroFactsSpec(Spec):
         description="Elements of parameters that ZeRO-3 has gathered at most: it fetches ahead as far, and does not "
         "release what is used again within as many; 0 is two layers and the tables.",
     )
+    hooks: Launches = Field(
+        0.0,
+        description="What the host does around a layer's modules under ZeRO-3 in each pass, in launches of a kernel.",
+    )
+    expert_hooks: Launches = Field(0.0, description="The same for each expert that a rank holds.")
     early_overlap: bool = Field(
         True,
         description="Gradients that ZeRO-2 reduces before the last microbatch are reduced while others compute; if "

@@ -153,7 +153,8 @@ class Rates:
     exponentials_hidden: float  # share of the shorter of exponentials and products that the longer hides
     attention_half: float  # keys of a sequence at which attention reaches half its rate
     inner_half: float  # inner dim at which a product reaches half its rate
-    misaligned: float
+    misaligned: float  # share of its rate that a product with rows of no whole cache lines reaches
+    unaligned: float  # the same with rows of no multiple of 16 bytes
     leak: float  # share of a hidden collective's time that computing is slowed by
     step_s: float  # further seconds of a step: the host, the loader, the norm of gradients
     tensor_exposed: float  # exposed share of overlapped tensor-parallel collectives
@@ -340,7 +341,7 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         exponentials=device.exponentials_t_per_s * 1e12 * share or inf,
         exponentials_hidden=device_rate("exponentials_hidden"), aggregated_trees=software.aggregated_trees,
         attention_half=device_rate("attention_half"), inner_half=device_rate("inner_half"),
-        misaligned=device_rate("misaligned"), element_bytes=run.grid.element_bytes,
+        misaligned=device_rate("misaligned"), unaligned=device_rate("unaligned"), element_bytes=run.grid.element_bytes,
         host=device.host_gb_per_s * 1e9 * device_rate("host"),
         host_memory=device.host_memory_gb_per_s * 1e9 * device_rate("host"), leak=device_rate("leak"),
         host_thread=device_rate("host_thread"),

@@ -23,7 +23,8 @@ def hosted_update_s(
     """
     facts = software.host
     stated = np.where(np.asarray(grid.zero) == 3, facts.update[1], facts.update[0])
-    hosted_bytes = np.where(stated > 0, stated / software.updated_bytes * moved_bytes, moved_bytes)
+    share = moved_bytes / software.updated_bytes if software.updated_bytes else elements
+    hosted_bytes = np.where(stated > 0, stated * share, moved_bytes)
     memory = min(host.host_memory, host.host_thread) if facts.one_thread else host.host_memory
     updated_s = hosted_bytes / memory
     if not facts.in_turn:

@@ -18,7 +18,6 @@ from shardwright.layers.operators import Operator, Scores
 # more often. Public descriptions of CUTLASS and cuBLAS; NVIDIA's "Matrix multiplication background" guide.
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.78), (64, 64, 0.6))
 _LINE = 64  # elements of 2 bytes in a cache line of 128
-_UNVECTORED = 0.25  # share of the rate without vector loads
 _ADDED_APART = 3 * 4  # bytes to add an element to a sum in float32: two reads and a write
 _VECTOR = 8  # elements of 2 bytes that tensor cores load at once
 
@@ -48,7 +47,7 @@ def product_s(rates: Rates, rows: Numbers, inner: Numbers, columns: Numbers, bat
 
 def _lines(rates: Rates, width: Numbers) -> Numbers:
     """Share of its rate that a product reaches, given the length of its rows in memory."""
-    return np.where(width % _VECTOR, _UNVECTORED, np.where(width % _LINE, rates.misaligned, 1.0))
+    return np.where(width % _VECTOR, rates.unaligned, np.where(width % _LINE, rates.misaligned, 1.0))
 
 
 # FLOPs of attention's forward over length squared and heads, as measured: causal, with heads 64 wide. Other widths and

@@ -181,19 +181,32 @@ class Costing:
         """Seconds between the kernels of a piece, and of their launches."""
         if not is_layer(kind):
             return PieceTime()
-        gap_times = self._gaps_of(self._kernels_before_experts())
+        gap_times = self._gaps_before_experts()
         if has_experts(kind):
-            gap_times += self._gaps_of(self._kernels_of_experts())
+            gap_times += self._gaps_of_experts()
         if policy not in ("full", "stage"):
             return gap_times
         launched = gap_times.launched_backward + gap_times.launched_forward
         return replace(gap_times, again=gap_times.forward, launched_backward=launched)
 
-    def _gaps_of(self, kernels: tuple[Numbers, Numbers]) -> PieceTime:
+    def _gaps_before_experts(self) -> PieceTime:
+        return self._gaps_of(self._kernels_before_experts(), self.software.zero.hooks)
+
+    def _gaps_of_experts(self) -> PieceTime:
+        hooks = self.software.zero.expert_hooks * self._local_experts()
+        return self._gaps_of(self._kernels_of_experts(), hooks)
+
+    def _gaps_of(self, kernels: tuple[Numbers, Numbers], hooks: Numbers) -> PieceTime:
+        """`hooks` of ZeRO-3 keep the host as long in each pass as so many launches do."""
         (forward, backward), rates = kernels, self.rates
         device = PieceTime(forward=rates.gap_s * forward, input_grad=rates.gap_s * backward)
         launch_s = 0.0 if self.software.graphs_step else rates.launch_s
-        return replace(device, launched_forward=launch_s * forward, launched_backward=launch_s * backward)
+        hooks_s = launch_s * hooks * (np.asarray(self.run.grid.zero) == 3)
+        return replace(
+            device,
+            launched_forward=launch_s * forward + hooks_s,
+            launched_backward=launch_s * backward + hooks_s,
+        )
 
     def _kernels_before_experts(self) -> tuple[Numbers, Numbers]:
         """Number of kernels that a layer launches, (forward, backward), without those of experts."""
@@ -221,8 +234,12 @@ class Costing:
     def _kernels_of_experts(self) -> tuple[Numbers, Numbers]:
         """Number of kernels that the experts of a layer launch, (forward, backward)."""
         w, experts = self.software, self.run.shape.mixture
-        num_local = np.maximum(1, experts.num // np.asarray(self.run.grid.ep))
-        return _total((1, w.routing_kernels), (experts.topk, w.choice_kernels), (num_local, w.expert_kernels))
+        return _total(
+            (1, w.routing_kernels), (experts.topk, w.choice_kernels), (self._local_experts(), w.expert_kernels)
+        )
+
+    def _local_experts(self) -> Numbers:
+        return np.maximum(1, self.run.shape.mixture.num // np.asarray(self.run.grid.ep))
 
     def piece(self, kind: str, policy: str = "none") -> PieceTime:
         """Seconds of one layer of a kind under a recompute policy, of the embedding or of the head."""
@@ -249,7 +266,7 @@ class Costing:
 
     def before_experts(self, kind: str) -> Repeatable:
         """The time of the operators before the experts of a piece. It does not depend on where experts are placed."""
-        gaps = self._gaps_of(self._kernels_before_experts()) if is_layer(kind) else PieceTime()
+        gaps = self._gaps_before_experts() if is_layer(kind) else PieceTime()
         return self._repeatable(self.chain_before_experts(kind), kind, gaps)
 
     def chain_before_experts(self, kind: str) -> Chain:
@@ -260,7 +277,7 @@ class Costing:
     def experts(self) -> Repeatable:
         """The time of the experts of a piece, and of the operators after them."""
         kind, chain = next(item for item in self.chains.items() if has_experts(item[0]))  # their experts are alike
-        return self._repeatable(chain[_first_of_experts(chain) :], kind, self._gaps_of(self._kernels_of_experts()))
+        return self._repeatable(chain[_first_of_experts(chain) :], kind, self._gaps_of_experts())
 
     def _repeatable(self, chain: Chain, kind: str, total: PieceTime) -> Repeatable:
         forwards = []

@@ -5,10 +5,10 @@ Letters and units are those of operators.py.
 
 from dataclasses import replace
 
-from shardwright.config.model_shape import ModelShape
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.layer_operators import LayerOperator
 from shardwright.layers.operators import FLOAT32, HALF, Context, Exchange, MatrixProduct, Operator, enter
+from shardwright.sharding.block_sizes import logit_columns
 
 
 def embed(c: Context, o: LayerOperator) -> Operator:
@@ -44,15 +44,17 @@ def project(c: Context, o: LayerOperator) -> Operator:
 def loss_bytes(c: Context) -> Numbers:
     """The peak bytes of the loss and the backward of the head: the logits in some forms, the product's input, gathered
     again under sequence parallel, and its gradient, and a placeholder of the weight's gradient."""
-    weight = padded_vocab(c.shape, c.grid.tp) // c.grid.tp * c.shape.hidden
+    weight = head_rows(c) * c.shape.hidden
     products = (c.whole + c.gathered) * c.grid.element_bytes / HALF
     return logits(c) * c.software.logit_peak + products + c.software.placeholder_bytes * weight
 
 
-def padded_vocab(shape: ModelShape, tp: Numbers) -> Numbers:
-    """Rows of the table, padded so that each tp rank's part is a multiple of 128, as Megatron-LM and XLA do. Software
-    that does not pad is priced so too, which is too little for a vocabulary that is no multiple of 8 (docs/gpu.md)."""
-    return -(-shape.vocab // (128 * tp)) * 128 * tp
+def head_rows(c: Context) -> Numbers:
+    """Rows of the vocabulary's table that a tp rank computes logits with: its part, padded to a multiple as the
+    software does. This runtime pads no table, and copies one whose rows are no multiple of 8."""
+    multiple = c.software.vocab_multiple
+    rows = -(-c.shape.vocab // (multiple * c.grid.tp)) * multiple
+    return logit_columns(rows, is_cuda=True) if c.software.is_own else rows
 
 
 def logits(c: Context) -> Numbers:
@@ -75,12 +77,11 @@ def head(c: Context, o: LayerOperator) -> Operator:
     """The product with the vocabulary and the cross entropy over it, cut by vocabulary. Scaled or capped logits take
     one more pass that reads and writes them."""
     s, w = c.shape, c.software
-    columns = padded_vocab(s, c.grid.tp) // c.grid.tp
     n, changed = logits(c), 2 * FLOAT32 * s.changes_logits
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.grid.tp > 1)),)
     return Operator(
         o,
-        products=(MatrixProduct(c.tokens, s.hidden, columns),),
+        products=(MatrixProduct(c.tokens, s.hidden, head_rows(c)),),
         forward_bytes=n * (w.loss[0] + changed),
         backward_bytes=n * w.loss[1],
         forward=gathered,

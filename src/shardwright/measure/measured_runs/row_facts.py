@@ -75,6 +75,8 @@ _SCHEDULES = {
 }
 # The column's names of the number type of gradients, and the bytes of each.
 GRADS = {name: number.num_bytes for number in wide_numbers() for name in (number.name, *number.other_names)}
+# Copies of parameters in 16 bits that are updated: in float32, or none, where parameters themselves are.
+MASTERS = ("fp32", "none")
 # Memory of what: the tensors of torch's allocator, all that it reserved, the driver's, or the allocator's of the first
 # or the last pipeline rank.
 MEMORY_KINDS = ("allocator", "reserved", "driver", "first-rank", "last-rank", "unknown")
@@ -138,6 +140,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "attention": tuple(kernel_names()),
     "grads": tuple(GRADS),
     "moments": tuple(GRADS),
+    "masters": MASTERS,
     "flops_counted": FLOPS_COUNTED,
     "memory_kind": MEMORY_KINDS,
     "network": NETWORKS.names,

@@ -257,6 +257,7 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
         gradient_bytes=gradient_bytes,
         reduce_bytes=gradient_bytes,
         moment_bytes=GRADS.get(row.get("moments") or "", 0),
+        has_masters=row.get("masters") != "none",
         cp_method=row.get("cp_method") or "ring",
         offload_optimizer=float("optimizer" in hosted),
         offload_parameters=float("parameters" in hosted),
