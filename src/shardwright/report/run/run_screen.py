@@ -10,7 +10,7 @@ from rich.text import Text
 
 from shardwright.config.percent import percent_text
 from shardwright.config.phrase import ENGLISH, in_language, say
-from shardwright.config.text_columns import fitting, terminal_width
+from shardwright.config.text_columns import fitting, num_columns, terminal_width
 from shardwright.config.units import counted_phrase, memory_text, seconds_text
 from shardwright.report.run.run_record import RunRecord
 
@@ -48,9 +48,9 @@ def run_screen(
     for label, value, picture in _rows(record, width):
         shown = Text(in_language(picture, language)) if isinstance(picture, str) else picture
         table.add_row(in_language(label, language), in_language(value, language), shown)
-    heading = in_language(_heading(name, record, num_steps, end), language)
+    heading = _heading(name, in_language(_progress(record, num_steps, end), language), language)
     notes = [Text(in_language(line, language), style="yellow") for line in _notes(record, silent_s)]
-    return [Text(fitting(heading)), table, *notes]
+    return [Text(heading), table, *notes]
 
 
 def seconds_silent(metrics: Path) -> float:
@@ -58,14 +58,20 @@ def seconds_silent(metrics: Path) -> float:
     return max(0.0, time.time() - metrics.stat().st_mtime)
 
 
-def _heading(name: str, record: RunRecord, num_steps: int | None, end: str) -> str:
+def _heading(name: str, progress: str, language: str) -> str:
+    """The run and its progress, on a line each where one is too short for both: a folder may have a long name."""
+    line = in_language(say("{name}: {progress}", name=name, progress=progress), language)
+    return line if num_columns(line) <= terminal_width() else f"{fitting(name)}\n{fitting(progress)}"
+
+
+def _progress(record: RunRecord, num_steps: int | None, end: str) -> str:
     step, step_s = record.last_step or 0, record.median("step_s") or 0.0
     if num_steps is None:
-        return say("{name}: step {step:,}", name=name, step=step)
+        return say("step {step:,}", step=step)
     left: str = say("done")
     if step < num_steps:
         left = end or say("{seconds} left", seconds=seconds_text((num_steps - step) * step_s))
-    return say("{name}: step {step:,} of {num_steps:,}, {left}", name=name, step=step, num_steps=num_steps, left=left)
+    return say("step {step:,} of {num_steps:,}, {left}", step=step, num_steps=num_steps, left=left)
 
 
 def _rows(record: RunRecord, width: int) -> list[tuple[str, str, RenderableType]]:
