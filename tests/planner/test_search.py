@@ -191,6 +191,20 @@ def test_a_memo_changes_no_price(model: str, order: str) -> None:
                 assert np.array_equal(value, asdict(old)[name]), (name, block.variant)
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_a_memo_keeps_sharding_apart_under_other_software(model: str) -> None:
+    """Short steps wait longer for DeepSpeed's host under ZeRO-3, and one layer stands for plans with any sharding."""
+    job = small_job(model)
+    cluster = job.cluster.model_copy(update={"software": "deepspeed-2024"})
+    job = job.model_copy(update={"cluster": cluster, "model": job.model.model_copy(update={"sequence": 128})})
+    memo, random = Memo(), np.random.default_rng(0)
+    results = blocks(model)
+    for index in random.choice(len(results), 20, replace=False).tolist():
+        block = results[index].where(random.integers(0, len(results[index]), 20))
+        alone = prices(job, PlanBlock(block.variant, block.columns), shipped())
+        assert np.array_equal(alone.time.total, prices(job, block, shipped(), memo).time.total), block.variant
+
+
 def test_what_is_kept_is_kept_and_may_cost() -> None:
     """A constraint holds in every plan that is found, and never makes the best one faster."""
     job = small_job("dense")

@@ -69,6 +69,14 @@ class PieceTime:
         exposed_forward = self.exposed_forward + forward_s
         return replace(self, shard=self.shard + forward_s + backward_s, exposed_forward=exposed_forward)
 
+    def hooked(self, forward_s: Numbers, backward_s: Numbers, is_hooked: Numbers) -> "PieceTime":
+        """The piece with so many further seconds of the host in each pass, where `is_hooked`."""
+        return replace(
+            self,
+            launched_forward=self.launched_forward + forward_s * is_hooked,
+            launched_backward=self.launched_backward + backward_s * is_hooked,
+        )
+
     def waiting_for_host(self) -> "PieceTime":
         """The piece with the device's waits for its host, where that launches kernels slower than they run.
 

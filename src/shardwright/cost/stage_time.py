@@ -181,32 +181,31 @@ class Costing:
         """Seconds between the kernels of a piece, and of their launches."""
         if not is_layer(kind):
             return PieceTime()
-        gap_times = self._gaps_before_experts()
+        gap_times = self._gaps_of(self._kernels_before_experts())
         if has_experts(kind):
-            gap_times += self._gaps_of_experts()
+            gap_times += self._gaps_of(self._kernels_of_experts())
         if policy not in ("full", "stage"):
             return gap_times
         launched = gap_times.launched_backward + gap_times.launched_forward
         return replace(gap_times, again=gap_times.forward, launched_backward=launched)
 
-    def _gaps_before_experts(self) -> PieceTime:
-        return self._gaps_of(self._kernels_before_experts(), self.software.zero.hooks)
-
-    def _gaps_of_experts(self) -> PieceTime:
-        hooks = self.software.zero.expert_hooks * self._local_experts()
-        return self._gaps_of(self._kernels_of_experts(), hooks)
-
-    def _gaps_of(self, kernels: tuple[Numbers, Numbers], hooks: Numbers) -> PieceTime:
-        """`hooks` of ZeRO-3 keep the host as long in each pass as so many launches do."""
+    def _gaps_of(self, kernels: tuple[Numbers, Numbers]) -> PieceTime:
         (forward, backward), rates = kernels, self.rates
         device = PieceTime(forward=rates.gap_s * forward, input_grad=rates.gap_s * backward)
-        launch_s = 0.0 if self.software.graphs_step else rates.launch_s
-        hooks_s = launch_s * hooks * (np.asarray(self.run.grid.zero) == 3)
-        return replace(
-            device,
-            launched_forward=launch_s * forward + hooks_s,
-            launched_backward=launch_s * backward + hooks_s,
-        )
+        return replace(device, launched_forward=self._launch_s * forward, launched_backward=self._launch_s * backward)
+
+    @property
+    def _launch_s(self) -> float:
+        return 0.0 if self.software.graphs_step else self.rates.launch_s
+
+    def hooks_s(self, kind: str, policy: str) -> tuple[Numbers, Numbers]:
+        """Seconds of the host (in the forward, in the backward) around a piece's modules under ZeRO-3, if the software
+        has such hooks. Layers that are computed again are hooked again."""
+        zero = self.software.zero
+        if not is_layer(kind) or not (zero.hooks or zero.expert_hooks):
+            return 0.0, 0.0
+        hooks = zero.hooks + (zero.expert_hooks * self._local_experts() if has_experts(kind) else 0.0)
+        return self._launch_s * hooks, self._launch_s * hooks * (2 if policy in ("full", "stage") else 1)
 
     def _kernels_before_experts(self) -> tuple[Numbers, Numbers]:
         """Number of kernels that a layer launches, (forward, backward), without those of experts."""
@@ -262,11 +261,14 @@ class Costing:
             operators += self.experts()
         piece_time = self.repeating(kind, policy, operators).where_split(are_put_off(self.run.grid))
         counts, is_sharded = gathers_for_a_pass(self.run.grid), np.any(self.run.grid.zero == 3)
-        return piece_time.gathered(self.rates, self.software, self.shard_s(kind), counts) if is_sharded else piece_time
+        if not is_sharded:
+            return piece_time
+        gathered = piece_time.gathered(self.rates, self.software, self.shard_s(kind), counts)
+        return gathered.hooked(*self.hooks_s(kind, policy), is_hooked=self.run.grid.zero == 3)
 
     def before_experts(self, kind: str) -> Repeatable:
         """The time of the operators before the experts of a piece. It does not depend on where experts are placed."""
-        gaps = self._gaps_before_experts() if is_layer(kind) else PieceTime()
+        gaps = self._gaps_of(self._kernels_before_experts()) if is_layer(kind) else PieceTime()
         return self._repeatable(self.chain_before_experts(kind), kind, gaps)
 
     def chain_before_experts(self, kind: str) -> Chain:
@@ -277,7 +279,7 @@ class Costing:
     def experts(self) -> Repeatable:
         """The time of the experts of a piece, and of the operators after them."""
         kind, chain = next(item for item in self.chains.items() if has_experts(item[0]))  # their experts are alike
-        return self._repeatable(chain[_first_of_experts(chain) :], kind, self._gaps_of_experts())
+        return self._repeatable(chain[_first_of_experts(chain) :], kind, self._gaps_of(self._kernels_of_experts()))
 
     def _repeatable(self, chain: Chain, kind: str, total: PieceTime) -> Repeatable:
         forwards = []

@@ -284,6 +284,10 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> Ar
         shards = memo.rows("shard", run, shard_words(grid), shard_columns, sharded).reshape(len(kinds), 2, -1)
         shard_s = shards[[kinds.index(kind) for kind, _ in pieces]].swapaxes(0, 1)
         times = times.gathered(rates, software, tuple(shard_s), gathers_for_a_pass(grid))
+        if software.zero.hooks or software.zero.expert_hooks:
+            costing = Costing.of(run, constants)
+            ahead_s, behind_s = np.stack([_rows(run, [costing.hooks_s(*piece)]) for piece in pieces], axis=1)
+            times = times.hooked(ahead_s, behind_s, is_hooked=grid.zero == 3)
     return np.stack(times.waiting_for_host().values(), axis=1)
 
 
