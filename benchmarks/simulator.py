@@ -11,7 +11,7 @@ from dataclasses import replace
 from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.shape_program import shape_order, shape_program
 from shardwright.schedule.timing import Costs, play
-from shardwright.simulate.batched_timing import rounds_of
+from shardwright.simulate.round_layout import rounds_of
 
 ROUNDS = 7
 PLANS = 10

@@ -49,7 +49,7 @@ def check_files(
     from dataclasses import asdict
 
     from shardwright.api.file_check import file_checks
-    from shardwright.config.text_columns import fitting
+    from shardwright.config.text_columns import logged
     from shardwright.report.file_check_text import file_check_text
 
     cluster = asked_cluster(cluster_fields)
@@ -57,5 +57,5 @@ def check_files(
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks]))
     else:
-        click.echo(fitting("\n".join(file_check_text(check, language) for check in checks)))
+        click.echo(logged("\n".join(file_check_text(check, language) for check in checks)))
     sys.exit(max(check.exit_status for check in checks))

@@ -26,7 +26,7 @@ from shardwright.cli.job_options import (
 from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.config.phrase import say
-from shardwright.config.text_columns import fitting
+from shardwright.config.text_columns import fitting, logged
 
 
 @click.command(
@@ -184,7 +184,7 @@ def dryrun(
             from shardwright.measure.checks.plan_checks import check_plan, checks_text  # load torch
 
             checks = check_plan(spec)
-        text = fitting(checks_text(spec.name, checks, command_language()))
+        text = logged(checks_text(spec.name, checks, command_language()))
         click.echo(json.dumps([result.as_dict() for result in checks]) if as_json else text)
         if any(result.faults for result in checks):
             raise SystemExit(1)
