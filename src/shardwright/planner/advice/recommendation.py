@@ -21,6 +21,7 @@ from shardwright.layers.memo import Memo
 from shardwright.planner.advice.advice import Advice, OwnPlan, Recommendation, RefusedPlan, SimplerPlan
 from shardwright.planner.advice.binding import binding
 from shardwright.planner.advice.confidence import DIFFERENCES, RatioSpread, differing, fitted_spread
+from shardwright.planner.advice.hosted_look import HostedLook
 from shardwright.planner.advice.priced_plan import PricedPlan, priced, searched_schedules
 from shardwright.planner.advice.reasons import faster_adjacent, reasons
 from shardwright.planner.advice.repair import misfit
@@ -32,7 +33,7 @@ from shardwright.planner.search.objectives import EarlierSearches, Objective, be
 from shardwright.planner.search.plan_price import fits, plan_room_bytes
 from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.sample import standing
-from shardwright.planner.search.search_progress import Phase, tell, untold
+from shardwright.planner.search.search_progress import Phase, tell
 from shardwright.planner.search.simpler_plans import simpler_plans
 from shardwright.planner.search.step_times import StepTimes
 
@@ -63,28 +64,48 @@ def plans_of(
     wanted = objective or Objective()
     on_device = _on_device(job, constraints) if wanted.name in _PER_DEVICE else None
     earlier = EarlierSearches()
-    advice = _plans_of(job, on_device or constraints, constants, wanted, num_shown=num_shown, earlier=earlier)
-    if on_device and advice.plans:
-        first = advice.plans[0]
-        most = first.token_s * _weight(wanted, first.job)
-        with untold():
-            hosted = best_plans(
-                job,
-                constraints,
-                constants,
-                wanted,
-                num_shown=1,
-                earlier=replace(earlier, hosted_within=lambda sized: most / _weight(wanted, sized)),
-            )
-        advice = surely_hosted(hosted, advice)
-    if on_device and (not advice.plans or _is_hosted(advice.plans[0].job)):
+    if on_device is None:
         advice = _plans_of(job, constraints, constants, wanted, num_shown=num_shown, earlier=earlier)
+    else:
+        advice = _on_device_or_hosted(job, constraints, on_device, constants, wanted, num_shown=num_shown)
     if not advice.plans:
         return advice
     token_s, devices = advice.plans[0].token_s, advice.job.cluster.num_devices
     check_in_time(advice.job, wanted, token_s)
     tried = tuple(replace(size, token_s=token_s) if size.num_devices == devices else size for size in advice.tried)
     return replace(advice, tried=tried)
+
+
+def _on_device_or_hosted(
+    job: JobSpec,
+    constraints: Constraints,
+    on_device: Constraints,
+    constants: Constants,
+    objective: Objective,
+    *,
+    num_shown: int,
+) -> Advice:
+    """The best plans without state in host memory, which `on_device` excludes; those with it if they are surely better,
+    or if there are no others."""
+    earlier = EarlierSearches()
+
+    def hosted_within(most: float) -> Advice:
+        limited = replace(earlier, hosted_within=lambda sized: most / _weight(objective, sized))
+        return replace(best_plans(job, constraints, constants, objective, num_shown=1, earlier=limited), times=None)
+
+    with HostedLook(hosted_within) as look:
+
+        def begin_look(sized: JobSpec, token_s: float) -> None:
+            look.begin(token_s * _weight(objective, sized))
+
+        observed = replace(earlier, on_first=begin_look)
+        advice = _plans_of(job, on_device, constants, objective, num_shown=num_shown, earlier=observed)
+        if advice.plans:
+            first = advice.plans[0]
+            advice = surely_hosted(look.result(first.token_s * _weight(objective, first.job)), advice)
+    if not advice.plans or _is_hosted(advice.plans[0].job):
+        advice = _plans_of(job, constraints, constants, objective, num_shown=num_shown, earlier=earlier)
+    return advice
 
 
 def _plans_of(

@@ -96,10 +96,12 @@ class EarlierSearches:
     """Results and limits from earlier searches of a job. `memo_of` has the memo of searches on so many devices, of the
     last two sizes: a memo may have a gigabyte. With `hosted_within` plans with state in host memory alone are searched,
     of those that have no room without, and of these the ones that take at most so many seconds a token, by the job on
-    its devices."""
+    its devices. `on_first` gets the job on as many devices as the objective takes, and the seconds a token of the
+    fastest plan there that was simulated before any is improved or judged."""
 
     memo_of: Callable[[int], Memo] = field(default_factory=_memos)
     hosted_within: Callable[[JobSpec], float] | None = None
+    on_first: Callable[[JobSpec, float], object] | None = None
 
 
 def best(
@@ -120,10 +122,11 @@ def best(
     earlier = earlier or EarlierSearches()
     tried: dict[int, float] = {}
 
-    def result_of(devices: int, shown: int = 1) -> SearchResult:
+    def result_of(devices: int, shown: int = 1, is_last: bool = False) -> SearchResult:
         sized, memo = on_devices(job, devices), earlier.memo_of(devices)
         if earlier.hosted_within is None:
-            return search(sized, constraints, constants, shown, memo=memo)
+            on_first = partial(earlier.on_first, sized) if earlier.on_first and is_last else None
+            return search(sized, constraints, constants, shown, memo=memo, on_first=on_first)
         most_s = earlier.hosted_within(sized)
         return search(sized, constraints, constants, shown, memo=memo, most_token_s=most_s, hosted_only=True)
 
@@ -141,7 +144,7 @@ def best(
         devices = _fewest_days(job, objective, token_s_on)
     elif objective.name == "devices":
         devices = _fewest(job, objective, token_s_on)
-    result = result_of(devices, num_shown)
+    result = result_of(devices, num_shown, is_last=True)
     sizes = tuple(
         TriedSize(size, tried[size], objective.training_share(on_devices(job, size))) for size in sorted(tried)
     )

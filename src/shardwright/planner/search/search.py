@@ -8,7 +8,7 @@ the others keep their plans.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,6 +44,7 @@ def search(
     most_token_s: float = math.inf,
     *,
     hosted_only: bool = False,
+    on_first: Callable[[float], object] | None = None,
 ) -> SearchResult:
     """Find the fastest plans of `num_shown` kinds that fit in `room` bytes of a device; if it is None, those that fit
     surely or, if there are none, those that are expected to fit.
@@ -74,6 +75,7 @@ def search(
             memo,
             most_token_s=most_token_s,
             hosted_only=hosted_only,
+            on_first=on_first,
         )
         result = _result_of(scope)
         if result.candidates:

@@ -1,6 +1,7 @@
 """The input of one search: the space of plans, and the limits of the result."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shardwright.config.job import JobSpec
@@ -18,7 +19,8 @@ class SearchScope:
     `rows` are the degrees of the space. Plans of `num_shown` kinds are wanted that fit in `room` bytes of a device.
     `memo` keeps results for the model and the cluster, and `corrections` are those of memory by the exact account.
     Plans that surely take more than `most_token_s` seconds a token are left out. With `hosted_only` so are plans that
-    fit without state in host memory; a local search may come to one of them.
+    fit without state in host memory; a local search may come to one of them. `on_first` gets the seconds a token of the
+    fastest plan that was simulated before any is improved or judged.
     """
 
     job: JobSpec
@@ -31,3 +33,4 @@ class SearchScope:
     corrections: Corrections = field(default_factory=Corrections)
     most_token_s: float = math.inf
     hosted_only: bool = False
+    on_first: Callable[[float], object] | None = None

@@ -48,7 +48,7 @@ class SimulatedPlans:
     """
 
     def __init__(self, scope: SearchScope) -> None:
-        self.job, self._most_token_s = scope.job, scope.most_token_s
+        self.job, self._most_token_s, self._on_first = scope.job, scope.most_token_s, scope.on_first
         self.refuted: dict[str, JobSpec] = {}
         self._search = AdjacentSearch(
             scope.job, scope.constraints, scope.constants, scope.rows, room=scope.room, memo=scope.memo
@@ -99,6 +99,8 @@ class SimulatedPlans:
         chosen = [item for item in self._kinds.values() if item[1].best.token_s <= most_s]
         chosen.sort(key=lambda item: item[1].best.token_s)
         kinds_shown = [kind for _, kind in chosen[:num_shown]]
+        if chosen and self._on_first is not None:
+            self._on_first(chosen[0][1].best.token_s)
         tell(Phase.SIMULATING, 0.45)
         self._search.improve(_that_may_win(kinds_shown), QUICK)
         tell(Phase.SIMULATING, 0.7)
