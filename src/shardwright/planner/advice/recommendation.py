@@ -9,7 +9,9 @@ alter that, and the user's own plan.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -28,6 +30,7 @@ from shardwright.planner.advice.repair import misfit
 from shardwright.planner.advice.rules import rules_for
 from shardwright.planner.advice.simplicity import Simplicity, simplicity
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.forked_copies import shared
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.objectives import EarlierSearches, Objective, best, check_in_time
 from shardwright.planner.search.plan_price import fits, plan_room_bytes
@@ -338,17 +341,23 @@ def explained(
     own_faults: Sequence[str] = (),
 ) -> Advice:
     """The advice with its reasons. `own_job` is the job if the user gave a plan: it is compared with the others or, if
-    it has faults, shown as refused."""
+    it has faults, shown as refused. A forked copy prices it meanwhile, where there is a second core."""
     tell(Phase.EXPLAINING, 0.0)
+    tasks: list[Callable[[], Any]] = []
     if own_job is not None and own_faults:
         advice = replace(advice, refused=RefusedPlan(own_job, tuple(own_faults)))
     elif own_job is not None:
-        advice = replace(advice, own=_own_plan(own_job, constraints, constants, advice.times))
+        tasks.append(partial(_own_plan, own_job, constraints, constants, advice.times))
+    if advice.plans:
+        job, schedules = advice.plans[0].job, searched_schedules(constraints)
+        tasks.insert(0, partial(reasons, job, schedules, constants, advice.times))
+    with closing(shared(tasks, lambda task: task())) as answers:
+        results = [task() if result is None else result for task, result in answers]
+    if own_job is not None and not own_faults:
+        advice = replace(advice, own=results.pop())
     if not advice.plans:
         return advice
-    tell(Phase.EXPLAINING, 0.5)
-    best = advice.plans[0]
-    why = reasons(best.job, searched_schedules(constraints), constants, advice.times)
+    best, why = advice.plans[0], results[0]
     return replace(
         advice,
         reasons=why,

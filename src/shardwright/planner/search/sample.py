@@ -14,9 +14,16 @@ from shardwright.layers.memo import Memo
 from shardwright.memory.rank_estimate import peak_memory
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
-from shardwright.planner.search.plan_block import PlanBlock, join_blocks
+from shardwright.planner.search.plan_block import PlanBlock, join_blocks, select
 from shardwright.planner.search.plan_price import fits, prices, room_bytes
-from shardwright.planner.search.space import count_by_variant, degrees, with_offload, with_sharing, with_variant
+from shardwright.planner.search.space import (
+    admitted,
+    count_by_variant,
+    degrees,
+    with_offload,
+    with_sharing,
+    with_stages,
+)
 
 _NUM_VARIANTS = 16
 _NUM_PLANS = 512  # of each of these variants
@@ -44,9 +51,13 @@ def standing(job: JobSpec, token_s: float, constraints: Constraints, constants: 
     drawn_variants, times = np.unique(np.searchsorted(ends, drawn, side="right"), return_counts=True)
     num_drawn = num_fit = num_faster = 0
     for index, how_often in zip(drawn_variants.tolist(), times.tolist(), strict=True):
-        block = with_variant(job, constraints, rows, list(counts)[index])
-        chosen = random.integers(0, len(block), 4 * _NUM_PLANS)
-        block = _drawn(job, constraints, block.where(chosen), random, count=_NUM_PLANS * how_often)
+        variant = list(counts)[index]
+        possible = admitted(job, constraints, rows, variant)
+        places = {"pp": possible["pp"], "place": np.arange(len(possible["pp"]))}  # millions, so not all columns of each
+        plans = with_stages(job, constraints, places, variant)
+        plans = select(plans, random.integers(0, len(plans["pp"]), 4 * _NUM_PLANS))
+        block = PlanBlock(variant, select(possible, plans.pop("place")) | plans)
+        block = _drawn(job, constraints, block, random, count=_NUM_PLANS * how_often)
         memory = peak_memory(block.run(job, memo), constants, memo)
         fitting = block.where(fits(job, memory, room_bytes(job)))
         num_drawn += len(block)

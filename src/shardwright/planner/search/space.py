@@ -203,14 +203,19 @@ def _allows_recompute(constraints: Constraints, variant: PlanVariant) -> bool:
 
 def with_variant(job: JobSpec, constraints: Constraints, columns: Columns, variant: PlanVariant) -> PlanBlock:
     """The rows that admit a variant, each with every number of virtual stages that it allows, and nothing sharded."""
-    rows = admitted(job, constraints, columns, variant)
+    return PlanBlock(variant, with_stages(job, constraints, admitted(job, constraints, columns, variant), variant))
+
+
+def with_stages(job: JobSpec, constraints: Constraints, rows: Columns, variant: PlanVariant) -> Columns:
+    """The rows, which a variant admits, as those of `with_variant`. Only their pp is read: there are many times as many
+    as before."""
     pieces = SCHEDULES[variant.schedule].stages_per_rank
     most = job.model.layers // rows["pp"]
     if pieces:
         rows = select(rows, most >= pieces)
-        rows["virtual_stages"] = np.ones_like(rows["dp"])
+        rows["virtual_stages"] = np.ones_like(rows["pp"])
         if not constraints.allows("virtual_stages", 1) and not constraints.allows("virtual_stages", pieces):
-            rows = select(rows, np.zeros(len(rows["dp"]), dtype=bool))
+            rows = select(rows, np.zeros(len(rows["pp"]), dtype=bool))
     else:
         # The numbers of range(2, most + 1) for each row, concatenated.
         count = np.maximum(most - 1, 0)
@@ -222,9 +227,9 @@ def with_variant(job: JobSpec, constraints: Constraints, columns: Columns, varia
         low, high = (low, high) if fixed_number is None else (fixed_number, fixed_number)
         rows = select(rows, (low <= rows["virtual_stages"]) & (rows["virtual_stages"] <= high))
     for name in ("zero", "zero_ranks", "offload_optimizer"):
-        rows[name] = np.zeros_like(rows["dp"])
-    rows["offload_parameters"] = np.zeros(len(rows["dp"]), dtype=bool)
-    return PlanBlock(variant, rows)
+        rows[name] = np.zeros_like(rows["pp"])
+    rows["offload_parameters"] = np.zeros(len(rows["pp"]), dtype=bool)
+    return rows
 
 
 def admitted(job: JobSpec, constraints: Constraints, columns: Columns, variant: PlanVariant) -> Columns:
