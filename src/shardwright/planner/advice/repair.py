@@ -105,23 +105,28 @@ def nearest_that_fit(
     most_token_s = most_s / job.tokens_per_step
     memo, plan_fields = Memo(), _plan_fields(job)
 
-    def fastest(names: Iterable[str], count: int) -> list[SimulatedPlan]:
+    def fastest(names: Iterable[str], count: int, most_token_s: float) -> list[SimulatedPlan]:
         free = {field for name in names for field in _CHANGES[name]}
         kept = {field: value for field, value in plan_fields.items() if field not in free}
         plans = _fastest(job, Constraints(kept, among={"schedule": schedules}), constants, memo, count, most_token_s)
         return [plan for plan in plans if float(plan.time.total) <= most_s]
 
     def with_changes(number: int) -> list[SimulatedPlan]:
-        fitting = [plan for names in combinations(_CHANGES, number) for plan in fastest(names, 1)]
-        return list({plan.job.plan.model_dump_json(): plan for plan in fitting}.values())
+        """The fastest plan of each choice of fields, but of plans that are slower than `num_shown` others not all."""
+        fitting: dict[str, SimulatedPlan] = {}
+        for names in combinations(_CHANGES, number):
+            shown_s = sorted(plan.token_s for plan in fitting.values())[:num_shown]
+            limit_s = shown_s[-1] if len(shown_s) == num_shown else most_token_s
+            fitting |= {plan.job.plan.model_dump_json(): plan for plan in fastest(names, 1, limit_s)}
+        return list(fitting.values())
 
     plans, best_plans = with_changes(1), list[SimulatedPlan]()
     if plans:
         few_or_slow = len(plans) < num_shown or min(float(plan.time.total) for plan in plans) > _SLOW * own_s
         if with_fastest and few_or_slow:
-            best_plans = fastest(_CHANGES, num_shown)
+            best_plans = fastest(_CHANGES, num_shown, most_token_s)
     else:
-        best_plans = fastest(_CHANGES, num_shown)
+        best_plans = fastest(_CHANGES, num_shown, most_token_s)
         plans = with_changes(2) if best_plans else []  # if no plan fits, two changes do not help
         if not plans:
             return list(_near_plans(job, sorted(best_plans, key=_token_s), constants))
