@@ -118,8 +118,8 @@ def aligned(rows: Sequence[Sequence[str]], gap: int = 2, left: Collection[int] =
 
     Where the terminal is narrower, cells of left columns and the headings of others (the first row) are broken into
     lines; but columns are one nearer where that keeps words together. Where all that is not enough, further columns
-    follow below, beside the first one again. A row of a single cell
-    stands above those that follow it, as wide as the table.
+    follow below, beside the first one again. A row of a single cell stands above those that follow it, as wide as the
+    table.
     """
     full_rows = [row for row in rows if not _is_heading(row, rows)]
     widths = [max(map(num_columns, column)) for column in zip(*full_rows, strict=True)]
@@ -190,7 +190,8 @@ def _in_parts(rows: Sequence[Sequence[str]], least: Sequence[int], gap: int, lef
 
 def _lines_of(row: Sequence[str], widths: Sequence[int], gap: int, left: Collection[int]) -> list[str]:
     """A row as lines. One of a single cell is as wide as the terminal."""
-    widths = widths if len(row) > 1 else [max(terminal_width(), widths[0])] if len(widths) > 1 else widths
+    if len(row) == 1 < len(widths):
+        widths = [max(terminal_width(), widths[0])]
     cells = [
         _cell_lines(cell, width) if num_columns(cell) > width else [cell]
         for cell, width in zip(row, widths, strict=True)

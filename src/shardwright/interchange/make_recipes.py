@@ -1,7 +1,7 @@
 """Makefiles and justfiles as launch scripts: each recipe is a branch that runs where the first argument is its name, or
 where there is none. Lines keep their numbers.
 
-What the manuals say: GNU Make 4.4 ("Writing Recipes", "How to Use Variables"), just.systems (July 2026).
+Sources: the manuals of GNU Make 4.4 ("Writing Recipes", "How to Use Variables"), just.systems (July 2026).
 """
 
 import re

@@ -122,38 +122,29 @@ _OF_PROGRAMS = {
 }
 _MODELS = (
     *("llama", "qwen", "mixtral", "mistral", "deepseek", "gemma", "falcon", "baichuan", "chatglm", "glm", "yi", "phi"),
-    *(
-        "internlm",
-        "aquila",
-        "bloom",
-        "opt",
-        "starcoder",
-        "kimi",
-        "minimax",
-        "grok",
-        "yuan",
-        "nemotron",
-        "olmo",
-        "hunyuan",
-    ),
+    *("internlm", "aquila", "bloom", "opt", "starcoder", "kimi", "minimax", "grok", "yuan", "nemotron", "olmo"),
+    "hunyuan",
 )
+
+
+def _words_of(name: str) -> list[str]:
+    """The words of the last part of a program's name, of a path or of a module."""
+    stem = name.rpartition("/")[2].removesuffix(".py").rpartition(".")[2].lower()
+    return re.findall(r"[a-z]+", stem)
 
 
 def trains_by_name(name: str) -> bool:
     """True if a word of a program's name says that it trains."""
-    stem = name.rpartition("/")[2].removesuffix(".py").rpartition(".")[2]
-    return bool({*re.split(r"[^a-z]+", stem.lower())} & {*_TRAINING})
+    return bool({*_words_of(name)} & {*_TRAINING})
 
 
 def taken_for_gpt(name: str) -> list[str]:
     """A note on a program of Megatron-LM's kind whose name is that of another model: its flags are read as they are
     meant for GPT."""
-    stem = name.rpartition("/")[2].removesuffix(".py").rpartition(".")[2].lower()
-    words = [word for word in re.split(r"[^a-z]+", stem) if len(word) > 1 and word not in _OF_PROGRAMS]
-    if not stem or all(word.startswith(_MODELS) for word in words):
+    words = [word for word in _words_of(name) if len(word) > 1 and word not in _OF_PROGRAMS]
+    if all(word.startswith(_MODELS) for word in words):
         return []
-    note = say("{program} is taken for a program that trains the decoder of its flags", program=shortened(name, 60))
-    return [note]
+    return [say("{program} is taken for a program that trains the decoder of its flags", program=shortened(name, 60))]
 
 
 def told_by_names(names: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 MPIJob, Volcano, TrainJob, ...), tasks of SkyPilot and dstack, jobs of Azure ML, Determined, Beaker, Vertex AI, services
 of Docker Compose, recipes of Makefiles and justfiles. The command is read as a launch script.
 
-What their schemas say: kubeflow.org (training operator 1.9, trainer 2), volcano.sh, docs.skypilot.co, dstack.ai,
+Sources: their schemas, kubeflow.org (training operator 1.9, trainer 2), volcano.sh, docs.skypilot.co, dstack.ai,
 learn.microsoft.com (commandJob), docs.docker.com (compose), August 2026.
 """
 

@@ -155,21 +155,28 @@ def policy_of(name: str) -> Policy:
     return WHOLE_LAYER if name == "full" else named_operators(name)
 
 
+def _account(run: Run, kinds: tuple[LayerKind, ...], memo: Memo) -> tuple[list[Array], Array]:
+    """(for each kind of layer, the rows of it; the rows that come after them) of `account_rows`."""
+    all_kinds = _all_kinds(run, kinds)
+    words = all_kinds, *layer_words(run.grid)
+    rows = memo.rows("account", run, words, _layer_columns, partial(account_rows, kinds=all_kinds))
+    firsts = [_OF_LAYER * all_kinds.index((kind, _asked(policy))) for kind, policy in kinds]
+    return [rows[first : first + _OF_LAYER] for first in firsts], rows[-_OF_ENDS:]
+
+
 def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Bytes of shape (ranks, plans): activations at the peak, working memory then, inputs on the host, messages.
 
     `kept`, `deferred` and `offloaded` are bytes of one microbatch, until the microbatches in flight multiply them.
     """
     grid = run.grid
-    kinds = _all_kinds(run, ranks.kinds)
-    rows = memo.rows("account", run, (kinds, *layer_words(grid)), _layer_columns, partial(account_rows, kinds=kinds))
-    stage_input, embedding, document_numbers, head, head_work, mtp_kept, mtp_deferred, mtp_input = rows[-_OF_ENDS:]
+    rows_of_kinds, rows_of_ends = _account(run, ranks.kinds, memo)
+    stage_input, embedding, document_numbers, head, head_work, mtp_kept, mtp_deferred, mtp_input = rows_of_ends
     kept: Numbers = ranks.embedding * embedding + document_numbers * grid.virtual + ranks.head * mtp_kept
     in_turn, offloaded, stage_recomputed = 0.0 * kept, 0.0 * kept, 0.0 * kept
     deferred = ranks.head * mtp_deferred + in_turn
-    for (kind, policy), num_layers in zip(ranks.kinds, ranks.layers, strict=True):
-        first_row = _OF_LAYER * kinds.index((kind, _asked(policy)))
-        kind_kept, kind_recomputed, kind_deferred, kind_working = rows[first_row : first_row + _OF_LAYER]
+    for (_, policy), num_layers, rows_of_kind in zip(ranks.kinds, ranks.layers, rows_of_kinds, strict=True):
+        kind_kept, kind_recomputed, kind_deferred, kind_working = rows_of_kind
         deferred = deferred + num_layers * kind_deferred
         in_turn = np.maximum(in_turn, (kind_recomputed + kind_working) * (num_layers > 0))
         if policy == "stage":
@@ -200,14 +207,10 @@ def least_of_layer(run: Run, memo: Memo) -> tuple[Array, Array]:
     """Bytes of a layer on the device, of the kind that has least: (what a microbatch leaves for the backward, what is
     recomputed and needed beside in its turn). The first is 0 where a stage is recomputed at once. Numbers of the run
     are arrays."""
-    grid, kinds_of_run = run.grid, tuple(layers_by_kind(run.shape, run.grid))
-    kinds = _all_kinds(run, kinds_of_run)
-    rows = memo.rows("account", run, (kinds, *layer_words(grid)), _layer_columns, partial(account_rows, kinds=kinds))
-    left, needed = [], []
-    for kind, policy in kinds_of_run:
-        first_row = _OF_LAYER * kinds.index((kind, _asked(policy)))
-        kept, recomputed, _, working = rows[first_row : first_row + _OF_LAYER]
-        left.append(kept * (1 - ((policy == "stage") | (policy == "full") * grid.offload_activations)))
+    kinds, left, needed = tuple(layers_by_kind(run.shape, run.grid)), list[Array](), list[Array]()
+    rows_of_kinds, _ = _account(run, kinds, memo)
+    for (_, policy), (kept, recomputed, _, working) in zip(kinds, rows_of_kinds, strict=True):
+        left.append(kept * (1 - ((policy == "stage") | (policy == "full") * run.grid.offload_activations)))
         needed.append(recomputed + working)
     return np.min(left, axis=0), np.min(needed, axis=0)
 

@@ -1,10 +1,10 @@
 """The times at which the steps of a schedule end, under many costs at once.
 
 `schedule/timing.py` times each action of a program, one after the other. This file computes only the ends of steps, for
-many plans that run in one order. It lays out the same recurrence once for all of them, in rounds: in each round every
-rank whose inputs are there does its next piece of work. A round is a few operations on arrays of shape (its pieces,
-costs). Messages are not pieces of work: the result of a piece leaves by a link, in the order of the pieces, and its
-receiver waits for it. An action that neither waits nor sends belongs to the piece before it.
+many plans that run in one order. `round_layout.py` lays out the same recurrence once for all of them, in rounds: in
+each round every rank whose inputs are there does its next piece of work. A round is a few operations on arrays of shape
+(its pieces, costs). Messages are not pieces of work: the result of a piece leaves by a link, in the order of the
+pieces, and its receiver waits for it. An action that neither waits nor sends belongs to the piece before it.
 """
 
 from collections.abc import Sequence

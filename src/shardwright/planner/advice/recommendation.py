@@ -66,9 +66,8 @@ def plans_of(
     """
     wanted = objective or Objective()
     on_device = _on_device(job, constraints) if wanted.name in _PER_DEVICE else None
-    earlier = EarlierSearches()
     if on_device is None:
-        advice = _plans_of(job, constraints, constants, wanted, num_shown=num_shown, earlier=earlier)
+        advice = _plans_of(job, constraints, constants, wanted, num_shown=num_shown, earlier=EarlierSearches())
     else:
         advice = _on_device_or_hosted(job, constraints, on_device, constants, wanted, num_shown=num_shown)
     if not advice.plans:
@@ -344,17 +343,17 @@ def explained(
     it has faults, shown as refused. A forked copy prices it meanwhile, where there is a second core."""
     tell(Phase.EXPLAINING, 0.0)
     tasks: list[Callable[[], Any]] = []
+    if advice.plans:
+        job, schedules = advice.plans[0].job, searched_schedules(constraints)
+        tasks.append(partial(reasons, job, schedules, constants, advice.times))
+    if own_job is not None and not own_faults:
+        tasks.append(partial(_own_plan, own_job, constraints, constants, advice.times))
+    with closing(shared(tasks, lambda task: task())) as answers:
+        results = [task() if result is None else result for task, result in answers]
     if own_job is not None and own_faults:
         advice = replace(advice, refused=RefusedPlan(own_job, tuple(own_faults)))
     elif own_job is not None:
-        tasks.append(partial(_own_plan, own_job, constraints, constants, advice.times))
-    if advice.plans:
-        job, schedules = advice.plans[0].job, searched_schedules(constraints)
-        tasks.insert(0, partial(reasons, job, schedules, constants, advice.times))
-    with closing(shared(tasks, lambda task: task())) as answers:
-        results = [task() if result is None else result for task, result in answers]
-    if own_job is not None and not own_faults:
-        advice = replace(advice, own=results.pop())
+        advice = replace(advice, own=results[-1])
     if not advice.plans:
         return advice
     best, why = advice.plans[0], results[0]
