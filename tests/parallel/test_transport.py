@@ -34,3 +34,24 @@ def test_both_ends_of_a_message_take_the_same_group(monkeypatch: pytest.MonkeyPa
 def test_one_group_carries_all_where_there_is_but_one(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = GroupTransport(UPWARDS)  # type: ignore[arg-type]
     assert set(carried(monkeypatch, 1, transport).values()) == {UPWARDS}
+
+
+def test_a_message_to_a_rank_that_is_gone_is_told_by_its_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo raises where the message would begin, where nobody says who left and why; another error comes at once."""
+    transport = GroupTransport(UPWARDS)  # type: ignore[arg-type]
+    reasons = ["Connection closed by peer", "tensors must be contiguous"]
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise RuntimeError(reasons[0])
+
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    for name in ("isend", "irecv"):
+        monkeypatch.setattr(dist, name, refuse)
+    for begin in (transport.send, transport.recv):
+        work = begin(torch.zeros(1), 0)
+        with pytest.raises(RuntimeError, match="closed by peer"):
+            work.wait()
+    reasons.pop(0)
+    for begin in (transport.send, transport.recv):
+        with pytest.raises(RuntimeError, match="contiguous"):
+            begin(torch.zeros(1), 0)

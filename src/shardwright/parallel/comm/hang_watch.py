@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from shardwright.config.base import RunError
 from shardwright.config.phrase import Phrase, below, both, each, say
-from shardwright.parallel.comm.transport import Underway
+from shardwright.parallel.comm.transport import Underway, is_lost_connection
 
 NAMED_PEERS = 8  # a sentence that names thousands of ranks is unreadable
 _MOMENT_S = 0.1  # of the collectives of a device in this time, the first and the last are watched
@@ -303,13 +303,6 @@ class Watch:
                 ranks=tuple(map(str, peers)),
             )
         return say("is alive and busy at {doing}: it waits for no one", doing=state["doing"])
-
-
-def is_lost_connection(error: Exception) -> bool:
-    """True if an error says that another rank went away: Gloo and NCCL raise plain RuntimeErrors then."""
-    text = str(error)
-    signs = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed", "NCCL", "Timed out")
-    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
 
 
 def explained(error: RuntimeError, watch: Watch | None, what: str, peers: Sequence[int]) -> RuntimeError:

@@ -45,6 +45,38 @@ class Together:
             work.wait()
 
 
+class Lost:
+    """Work that could not begin, for the connection was lost. Waits report that, as for work that was under way."""
+
+    def __init__(self, error: RuntimeError) -> None:
+        self._error = error
+
+    def is_completed(self) -> bool:
+        """True: nothing more will happen."""
+        return True
+
+    def wait(self) -> None:
+        """Raise the error."""
+        raise self._error
+
+
+def begun(begin: Callable[[], Any]) -> Any:
+    """The work that `begin` begins. Gloo begins no message to a rank that it knows to be gone, and raises instead."""
+    try:
+        return begin()
+    except RuntimeError as error:
+        if not is_lost_connection(error):
+            raise
+        return Lost(error)
+
+
+def is_lost_connection(error: Exception) -> bool:
+    """True if an error says that another rank went away: Gloo and NCCL raise plain RuntimeErrors then."""
+    text = str(error)
+    signs = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed", "NCCL", "Timed out")
+    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+
+
 class Transport(Protocol):
     """Carries the collectives and messages of one group of ranks. Each call only begins its work. Ranks are numbers in
     the world."""
@@ -145,10 +177,12 @@ class GroupTransport:
         return dist.gather(x, parts, target, group=self.group, async_op=True)
 
     def send(self, x: Tensor, to: int, tag: int = 0) -> Any:
-        return dist.isend(x, to, group=self._group_for(dist.get_rank(), to), tag=tag)
+        group = self._group_for(dist.get_rank(), to)
+        return begun(lambda: dist.isend(x, to, group=group, tag=tag))
 
     def recv(self, out: Tensor, source: int, tag: int = 0) -> Any:
-        return dist.irecv(out, source, group=self._group_for(source, dist.get_rank()), tag=tag)
+        group = self._group_for(source, dist.get_rank())
+        return begun(lambda: dist.irecv(out, source, group=group, tag=tag))
 
     def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Any]:
         operations = [dist.P2POp(dist.isend, x, to, self.group), dist.P2POp(dist.irecv, out, source, self.group)]

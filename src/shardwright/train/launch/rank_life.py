@@ -21,8 +21,9 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import Phrase, say
 from shardwright.config.standard_streams import let_readers_leave
 from shardwright.config.units import counted_phrase
-from shardwright.parallel.comm.hang_watch import Watch, WatchRules, is_lost_connection
+from shardwright.parallel.comm.hang_watch import Watch, WatchRules
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.comm.transport import is_lost_connection
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import job_mesh
 from shardwright.train.launch.ending import flush_standard_streams
