@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from shardwright.config.load import load_job
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.section_shapes import ExpertShape
 from shardwright.cost.calibration import device_of, rates_of, shipped
-from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_s
+from shardwright.cost.collective_time import all_to_all_s, copies_in_turn, copies_sent, ring_s
 from shardwright.cost.from_job import run_of
 from shardwright.cost.kernels import fill
 from shardwright.cost.topology import Group, group_of, reach_of_ranks
@@ -250,6 +251,19 @@ def test_a_token_is_sent_to_a_domain_once(topk: int, domains: int) -> None:
     copies = copies_sent(topk, domains)
     assert min(1, domains / topk) * 0.6 < copies <= 1 + 1e-12
     assert topk * copies <= min(topk, domains) + 1e-9
+
+
+@given(st.integers(1, 16), st.integers(1, 32), st.integers(1, 16))
+def test_experts_in_turn_lie_on_as_many_places_as_counted(topk: int, experts: int, places: int) -> None:
+    """Each token gets the next experts in their order, over all experts as often as they begin anew."""
+    num = experts * places
+    if topk > num:
+        return
+    chosen = np.arange(topk * num).reshape(num, topk) % num // experts
+    is_whole = topk <= num - experts + 1  # no token has experts at both ends of one place
+    counted = np.mean([len(set(row)) for row in chosen])
+    expected = topk * float(copies_in_turn(topk, experts))
+    assert counted == pytest.approx(expected) if is_whole else counted <= expected + 1e-9
 
 
 def test_tokens_that_may_reach_few_nodes_and_travel_in_8_bits_cost_less() -> None:

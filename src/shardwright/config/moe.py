@@ -24,7 +24,7 @@ from shardwright.config.phrase import say
 Overflow = Literal["drop-position", "drop-probability", "reroute"]
 AuxLoss = Literal["none", "switch", "gshard"]
 Scope = Literal["microbatch", "sequence", "global"]
-Routing = Literal["forced", "biased", "balanced", "free"]
+Routing = Literal["forced", "in-turn", "biased", "balanced", "free"]
 ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 
 

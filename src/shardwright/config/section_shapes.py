@@ -13,8 +13,9 @@ class ExpertShape:
     The first `dense_layers` have no experts; after them, the last of every `every` layers has some. A token chooses
     among a share `reach` of the experts, below 1 if its gate limits the groups of experts. `shared_gate`: one more
     product weighs the output of the shared experts. `weighs_input`: weights of choices multiply the input of experts,
-    not their output. `routing`: tokens are spread evenly (forced), by a gate whose biases follow its loads (biased),
-    by one with a loss of balance alone (balanced), or by one without a rule (free). No expert gets more than
+    not their output. `routing`: tokens are spread evenly at random (forced), or each gets the next experts in
+    their order (in-turn); by a gate whose biases follow its loads (biased), by one with a loss of balance alone
+    (balanced), or by one without a rule (free). No expert gets more than
     `most_load` times the mean's rows. `limited`: the inputs of their activation have limits.
     """
 

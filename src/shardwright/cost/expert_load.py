@@ -23,7 +23,7 @@ def fullest_load(mixture: ExpertShape, ep: Numbers, spread: Numbers) -> Numbers:
     section 4; docs/experts.md: 3.6 times the mean of at most 4), which fall on ranks by chance. Experts with a capacity
     take no more than that.
     """
-    if mixture.routing == "forced":
+    if mixture.routing in ("forced", "in-turn"):
         return 1.0
     if mixture.routing == "free":
         return np.vectorize(_collapsed_load)(ep, mixture.num, mixture.topk)

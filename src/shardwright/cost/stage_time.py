@@ -7,9 +7,17 @@ from functools import cached_property
 import numpy as np
 
 from shardwright.config.layer_kind import has_experts, is_layer
+from shardwright.config.section_shapes import ExpertShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, Rates, known_host, rates_of, software_under
-from shardwright.cost.collective_time import all_to_all_s, copies_sent, exchange_s, ring_pass_s, ring_s
+from shardwright.cost.collective_time import (
+    all_to_all_s,
+    copies_in_turn,
+    copies_sent,
+    exchange_s,
+    ring_pass_s,
+    ring_s,
+)
 from shardwright.cost.expert_load import fullest_load, spread_by_bias
 from shardwright.cost.group_links import Groups
 from shardwright.cost.host_update import host_link
@@ -141,11 +149,19 @@ class Costing:
         copies: Numbers = 1.0
         rank_copies: Numbers = 1.0
         mixture = self.run.shape.experts
-        if self.software.expert_dedupe and mixture:  # groups of experts are laid over domains
-            copies = copies_sent(mixture.topk, np.maximum(1, mixture.reach * group.domains))
-        if self.software.rank_dedupe and mixture:
-            rank_copies = copies_sent(mixture.topk, np.maximum(1, group.size))
+        if mixture is None:
+            return copies, rank_copies
+        if self.software.expert_dedupe:  # groups of experts are laid over domains
+            copies = self._copies(mixture, np.maximum(1, group.domains), mixture.reach)
+        if self.software.rank_dedupe:
+            rank_copies = self._copies(mixture, np.maximum(1, group.size))
         return copies, rank_copies
+
+    def _copies(self, mixture: ExpertShape, places: Numbers, reach: float = 1.0) -> Numbers:
+        """The share of a token's copies that is sent if each of so many `places`, which share the experts, gets one."""
+        if mixture.routing == "in-turn":
+            return copies_in_turn(mixture.topk, np.maximum(1, mixture.num // places))
+        return copies_sent(mixture.topk, np.maximum(1, reach * places))
 
     def operators(self, kind: str, policy: str = "none") -> Iterator[OperatorTime]:
         """The operators of a piece, in order: a layer of a kind under a policy, the embedding or the head."""
