@@ -20,6 +20,7 @@ state there. Run it after fit_costs.py.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import compress
 from math import exp, log
 
 import numpy as np
@@ -28,6 +29,7 @@ from fit_costs import CATALOG, HERE, UNFITTED, generations_of, usable, weights_o
 from shardwright.cost.calibration import device_of, left_out, left_out_generations, shipped
 from shardwright.cost.known_runs import KnownRuns, unlike
 from shardwright.cost.prediction_range import FACTS, families_by_constant, range_width, share_of_experts, unsure_facts
+from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.row_facts import SOFTWARE_COLUMNS
 from shardwright.measure.measured_runs.run_table import read_lines
 from shardwright.measure.measured_runs.runs import Measured, measured
@@ -137,10 +139,11 @@ def _family(
     """For each row of a family (row, its price, weight)."""
     generations = generations_of(rows)
     for generation in sorted(set(generations)):
-        own = [row for row, of_row in zip(rows, generations, strict=True) if of_row == generation]
+        is_own = [of_row == generation for of_row in generations]
+        own, weights = (list(compress(each, is_own)) for each in (rows, weights_of(rows).tolist()))
         constants = shipped() | dict(without) if knows_device else _without_generation(generation)
-        weights = [weight for row, weight in zip(rows, weights_of(rows).tolist(), strict=True) if row in own]
-        yield from zip(own, _predicted(own, constants), weights, strict=True)
+        prices = _predicted(tuple(row.run for row in own), tuple(constants.items()))
+        yield from zip(own, prices, weights, strict=True)
 
 
 def _without_generation(generation: str) -> dict[str, float]:
@@ -153,11 +156,12 @@ def _without_generation(generation: str) -> dict[str, float]:
     }
 
 
-def _predicted(rows: list[Measured], constants: Mapping[str, float]) -> list[Price]:
-    """The price of each row."""
-    results = [Price(0.0, 0.0, 0.0)] * len(rows)
-    for run, places in batches([row.run for row in rows]):
-        time = step_time(run, constants)
+@cache  # views that differ in the measured runs that they know, and not in constants, price a run alike
+def _predicted(runs: tuple[Run, ...], constants: tuple[tuple[str, float], ...]) -> list[Price]:
+    """The price of each run under constants, given as pairs of a name and a value."""
+    results = [Price(0.0, 0.0, 0.0)] * len(runs)
+    for run, places in batches(runs):
+        time = step_time(run, dict(constants))
         share = share_of_experts(run, sent_s=time.expert, computed_s=time.compute + time.again, total_s=time.total)
         each = np.ones(len(places))
         columns = (time.total * each, share * each, time.host / time.total * each)
