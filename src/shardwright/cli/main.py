@@ -181,8 +181,9 @@ def _command() -> None:
 
 
 def _faults_text(text: str) -> str:
-    """Faults as lines that fit; beside JSON programs read them, too, and each stays a line."""
-    return text if is_json_asked(sys.argv[1:]) else fitting_errors(text)
+    """Faults as lines that fit. Programs read them beside JSON, and a launcher logs those of its ranks: there each stays
+    a line."""
+    return text if is_json_asked(sys.argv[1:]) or "LOCAL_RANK" in os.environ else fitting_errors(text)
 
 
 def _not_written(error: OSError) -> str:
