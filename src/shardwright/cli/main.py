@@ -181,8 +181,8 @@ def _command() -> None:
 
 
 def _faults_text(text: str) -> str:
-    """Faults as lines that fit. Programs read them beside JSON, and a launcher logs those of its ranks: there each stays
-    a line."""
+    """Faults as lines that fit. Programs read them beside JSON, and a launcher logs those of its ranks: there each
+    stays a line."""
     return text if is_json_asked(sys.argv[1:]) or "LOCAL_RANK" in os.environ else fitting_errors(text)
 
 
