@@ -4,6 +4,7 @@ The commands run in this process, so that a case takes milliseconds; a few at th
 """
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import torch
 import shardwright.cli.main
 import shardwright.train.launch.launch
 from shardwright.config.load import load_job
+from shardwright.config.text_columns import num_columns
 from shardwright.train.launch.rank_environment import SPEAKING_S
 from shardwright.train.launch.run_folder import holding
 from support.forked_commands import SHARDWRIGHT, run_forked
@@ -114,7 +116,7 @@ def refused(command: Callable[..., tuple[object, str, str]]) -> Refused:
 def parsed(message: str) -> Refusal:
     """The faults of one message; AssertionError if it is not of the form "subject: N faults", each with a number."""
     assert "Traceback" not in message
-    first, *lines = message.removesuffix("\n").split("\n")
+    first, *lines = re.sub(r"\n +(?! |\d+\. )", " ", message.removesuffix("\n")).split("\n")  # a fault may have lines
     subject, _, count = first.rpartition(": ")
     assert count == ("1 fault" if len(lines) == 1 else f"{len(lines)} faults")
     faults = []
@@ -129,6 +131,21 @@ def test_the_job_itself_is_not_refused(here: Path, no_rank: None, monkeypatch: p
     monkeypatch.setattr(sys, "argv", ["shardwright", "train", "job.toml"])
     with pytest.raises(AssertionError, match="ranks were started"):
         shardwright.cli.main.main()
+
+
+def test_a_fault_is_as_wide_as_output_and_beside_json_a_line(
+    here: Path, command: Callable[..., tuple[object, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on under its text; programs that read JSON read faults, too."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    words = ("plan", "llama3-8b", "--devices", "16")
+    _, _, err = command(*words)
+    header, first, second = err.removesuffix("\n").split("\n")
+    assert max(map(num_columns, err.split("\n"))) <= 100
+    _, _, whole = command(*words, "--json")
+    assert whole.removesuffix("\n").split("\n") == [header, f"{first} {second.removeprefix('     ')}"]
+    monkeypatch.setenv("COLUMNS", "300")
+    assert command(*words)[2] == whole
 
 
 # --- fields ---

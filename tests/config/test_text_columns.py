@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.config.text_columns import aligned, fitting, logged, num_columns, wrapped
+from shardwright.config.text_columns import aligned, fitting, fitting_errors, logged, num_columns, wrapped
 
 ROWS = [
     ["operator", "work", "bytes of the state", "what it communicates"],
@@ -90,6 +90,16 @@ def test_no_line_of_a_table_is_longer_than_the_terminal_and_no_word_is_lost(rows
 def test_a_long_line_goes_on_under_its_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     assert fitting("  " + "word " * 14) == "  " + "word " * 10 + "word\n    word word word"
+
+
+def test_an_item_of_a_list_goes_on_under_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert fitting_errors("  2. " + "word " * 14) == "  2. " + "word " * 10 + "word\n     word word word"
+
+
+def test_errors_in_a_pipe_are_as_wide_as_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert max(map(len, fitting_errors("  1. " + "word " * 60).split("\n"))) in range(95, 101)
 
 
 def test_no_line_of_chinese_begins_or_ends_with_the_wrong_mark() -> None:

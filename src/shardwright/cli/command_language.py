@@ -36,12 +36,17 @@ def asked_language(words: Sequence[str]) -> str:
 def remember_words(ctx: click.Context, words: Sequence[str]) -> None:
     """Note the language and the kind of output that the words of a command line ask for, before they are understood: a
     help or a usage error ends that."""
-    ctx.meta[LANGUAGE], ctx.meta[_AS_JSON] = asked_language(words), "--json" in _options_in(words)
+    ctx.meta[LANGUAGE], ctx.meta[_AS_JSON] = asked_language(words), is_json_asked(words)
 
 
 def language_of_words(words: Sequence[str]) -> str:
     """The language of what is told about a command line without a context."""
-    return ENGLISH if "--json" in _options_in(words) else asked_language(words) or language_of_locale()
+    return ENGLISH if is_json_asked(words) else asked_language(words) or language_of_locale()
+
+
+def is_json_asked(words: Sequence[str]) -> bool:
+    """True if the words of a command line ask for JSON."""
+    return "--json" in _options_in(words)
 
 
 def _options_in(words: Sequence[str]) -> Sequence[str]:

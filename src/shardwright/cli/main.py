@@ -30,7 +30,7 @@ from shardwright.cli.agents import mcp_server
 from shardwright.cli.answer_pages import with_page
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.command_group import CommandGroup
-from shardwright.cli.command_language import command_language, language_of_words, tell
+from shardwright.cli.command_language import command_language, is_json_asked, language_of_words, tell
 from shardwright.cli.export_weights import convert, export
 from shardwright.cli.file_checking import check_files
 from shardwright.cli.generating import generate
@@ -52,6 +52,7 @@ from shardwright.cli.train import train
 from shardwright.config import largest
 from shardwright.config.phrase import in_language, say
 from shardwright.config.standard_streams import let_readers_leave
+from shardwright.config.text_columns import fitting_errors, logged
 from shardwright.train.launch.ending import telling_of_signals
 
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
@@ -175,7 +176,14 @@ def _command() -> None:
 
         if not isinstance(error, PlanError | RunError):
             raise
-        _leave(str(error), 2 if isinstance(error, PlanError) else 1)
+        is_fault = isinstance(error, PlanError)
+        _leave(_faults_text(str(error)) if is_fault else logged(str(error)), 2 if is_fault else 1)
+
+
+def _faults_text(text: str) -> str:
+    """Faults as lines that fit. Programs read them beside JSON, and a launcher logs those of its ranks: there each
+    stays a line."""
+    return text if is_json_asked(sys.argv[1:]) or "LOCAL_RANK" in os.environ else fitting_errors(text)
 
 
 def _not_written(error: OSError) -> str:

@@ -8,8 +8,9 @@ from click.core import iter_params_for_processing
 
 from shardwright.cli.cluster_option_names import CLUSTER_OPTIONS
 from shardwright.cli.command_language import command_language
-from shardwright.config.phrase import ENGLISH, Phrase, in_language, say
+from shardwright.config.phrase import Phrase, in_language, say
 from shardwright.config.recognised_phrases import recognised
+from shardwright.config.text_columns import fitting_errors
 
 # The messages of click, the more special ones first. Releases before 8.4 say "No such option: --x".
 CLICK_MESSAGES = (
@@ -142,13 +143,11 @@ class LocalizedUsageError(click.UsageError):
             hint = say("Try '{command}' for help.", command=help_words)
             click.echo(f"{self.ctx.get_usage()}\n{in_language(hint, self._language)}\n", file=file, err=True)
         message = say("Error: {message}", message=self._text)
-        click.echo(in_language(message, self._language), file=file, err=True)
+        click.echo(fitting_errors(in_language(message, self._language)), file=file, err=True)
 
 
 def localized(error: click.UsageError) -> click.UsageError:
     """The error in the language of its command; one that is shown in a way of its own, such as a help, as it is."""
     language = command_language(error.ctx)
     is_usual = type(error).show is click.UsageError.show
-    if not is_usual or (language == ENGLISH and text_of(error, ENGLISH) == error.format_message()):
-        return error
-    return LocalizedUsageError(error, language)
+    return LocalizedUsageError(error, language) if is_usual else error

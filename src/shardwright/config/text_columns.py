@@ -1,16 +1,19 @@
 """Text in columns, and paragraphs as wide as the terminal."""
 
+import os
 import re
 import shutil
 import sys
 import textwrap
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 
 _USUAL_WIDTH = 100  # columns, where no terminal has a width
 _WIDTHS = 60, 120  # columns of the narrowest and of the widest lines of a paragraph
 _UNBROKEN = re.compile(r"\s+|[（「“]*(?:[\x21-\x7e]+(?: %)?|\S)[，。；：、！？）」”]*")  # what no line ends within
+_NUMBERED = re.compile(r"\d+\. ")  # the number of an item of a list, which its text stands beside
 _PERCENT, _KEPT_PERCENT = " %", "\N{NO-BREAK SPACE}%"  # a line does not end between a number and its percent sign
 _LEAST_CELL = 16  # columns of a last cell that is broken into lines
 
@@ -75,7 +78,20 @@ def wrapped(text: str, width: int) -> Iterator[str]:
 
 def fitting(text: str) -> str:
     """A text whose lines fit the terminal: longer ones are broken at spaces, and go on under their first word."""
-    return "\n".join(_broken(line) if num_columns(line) > terminal_width() else line for line in text.split("\n"))
+    return _fitting(text, terminal_width())
+
+
+def fitting_errors(text: str) -> str:
+    """A text of standard error whose lines fit its terminal, which standard output may not be; else as `fitting`."""
+    width = terminal_width()
+    if not _has_columns() and sys.stderr is not None and sys.stderr.isatty():
+        with suppress(OSError, ValueError):  # a stream that stands for a terminal may have no descriptor
+            width = max(_WIDTHS[0], os.get_terminal_size(sys.stderr.fileno()).columns or _USUAL_WIDTH)
+    return _fitting(text, width)
+
+
+def _fitting(text: str, width: int) -> str:
+    return "\n".join(_broken(line, width) if num_columns(line) > width else line for line in text.split("\n"))
 
 
 def logged(text: str) -> str:
@@ -83,11 +99,16 @@ def logged(text: str) -> str:
     return fitting(text) if is_sized() else text
 
 
-def _broken(line: str) -> str:
-    indent = line[: len(line) - len(line.lstrip())]
-    first, *others = _cell_lines(line.lstrip(), terminal_width() - len(indent))
-    others = _cell_lines(line.lstrip()[len(first) :].lstrip(), terminal_width() - len(indent) - 2) if others else []
-    return "\n".join([indent + first, *(f"{indent}  {other}" for other in others)])
+def _broken(line: str, width: int) -> str:
+    """Lines of one that is too long; those after the first go on under its first word, or under an item's text."""
+    text = line.lstrip()
+    number = _NUMBERED.match(text)
+    text = text[len(number[0]) :] if number else text
+    begin = line[: len(line) - len(text)]
+    hang = " " * len(begin) if number else begin + "  "
+    first, *others = _cell_lines(text, width - len(begin))
+    others = _cell_lines(text[len(first) :].lstrip(), width - len(hang)) if others else []
+    return "\n".join([begin + first, *(hang + other for other in others)])
 
 
 def _cell_lines(text: str, width: int) -> list[str]:
