@@ -220,6 +220,7 @@ def test_commands_refuse_what_is_too_large(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["shardwright", *arguments])
+    monkeypatch.setenv("COLUMNS", "10000")  # each fault is one line
     start_s = time.process_time()
     with pytest.raises(SystemExit) as ended:
         main()
