@@ -24,6 +24,15 @@ def test_older_names_of_mindspeed_mean_latent_attention_and_groups_of_experts() 
     assert (moe.num_groups, moe.groups_kept) == (4, 1)
 
 
+@pytest.mark.parametrize(("layers", "is_read"), [("qwen3", True), ("mine", False)])
+def test_layers_that_mindspeed_names_make_a_script_its_own(layers: str, is_read: bool) -> None:
+    flags = f"--qk-layernorm --spec mindspeed_llm.tasks.models.spec.{layers}_spec layer_spec"
+    if is_read:
+        assert megatron(flags=flags).job.model.qk_norm == "head"
+    else:
+        assert "--set spec=ignore" in faults(script(MEGATRON + flags))[0]
+
+
 def test_norms_behind_and_multipliers_of_mindspeed_are_read() -> None:
     scales = "--embedding-multiplier-scale 8 --output-multiplier-scale 0.5 --output-logit-softcapping 30"
     model = megatron(flags=f"--gemm-gradient-accumulation-fusion --post-norm {scales}").job.model
@@ -234,3 +243,8 @@ def test_sequences_of_a_device_may_have_the_shorter_name() -> None:
         ].job.plan.microbatch_size
         == 2
     )
+
+
+def test_which_kernel_multiplies_experts_blocks_nothing() -> None:
+    swift = "NPROC_PER_NODE=2 swift sft --model me/mine --tuner_type lora --lora_rank 8 --experts_impl grouped_mm "
+    assert job_read(script(swift + "--max_length 512 --per_device_train_batch_size 1") | MODEL)[1].job.plan.dp == 2

@@ -205,6 +205,7 @@ def test_a_default_gives_way_to_the_same_thing_under_another_name(
     "line",
     [
         f"accelerate launch --num_processes 8 run_classification.py {OPTIONS}",
+        f"accelerate launch --num_processes 8 src/train_btcls.py {OPTIONS}",
         f"accelerate launch --num_processes 8 train.py {OPTIONS}--label_column_name label",
         f"accelerate launch --num_processes 8 train.py {OPTIONS}--do_regression true",
     ],

@@ -103,6 +103,13 @@ def test_a_configuration_is_recognised_by_what_it_says(command: str) -> None:
     assert system_name_of(first, (FOLDER / first).read_text(encoding="utf-8")) == system
 
 
+@pytest.mark.parametrize("name", ["checkpoint_num_layers", "checkpoint-num-layers"])
+def test_a_configuration_of_how_gpt_neox_trains_is_no_deepspeeds(name: str) -> None:
+    text = f"{name}: 1\ntrain_micro_batch_size_per_gpu: 4\nzero_optimization: {{stage: 1}}\n"
+    assert system_name_of("train.yml", text) == "gpt-neox"
+    assert system_name_of("ds.yml", text.partition("\n")[2]) == "deepspeed"
+
+
 @pytest.mark.parametrize(
     ("system", "files", "changed", "words"),
     [

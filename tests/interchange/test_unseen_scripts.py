@@ -61,6 +61,20 @@ def test_a_condition_on_an_argument_names_it() -> None:
     assert job_read(script(*lines), "2=7")[1].job.model.layers == 4
 
 
+@pytest.mark.parametrize("condition", ['[[ "$(whereami)" == */code/* ]]', "[ -f /data/tokens.bin ]", "[[ -d /data ]]"])
+def test_a_condition_without_which_a_script_ends_is_taken_as_so(condition: str) -> None:
+    begin = f"if {condition}; then\n  LAYERS=4\nelse\n  echo no >&2\n  exit 1\nfi"
+    read = megatron(begin, flags="--num-layers $LAYERS")
+    assert read.job.model.layers == 4
+
+
+def test_a_choice_by_what_nobody_gave_is_not_taken_as_so() -> None:
+    (fault,) = faults(
+        script('if [[ "$SIZE" == 7 ]]; then LAYERS=4; else exit 1; fi', MEGATRON + "--num-layers $LAYERS")
+    )
+    assert "--set SIZE=VALUE" in fault
+
+
 def test_a_script_that_ends_without_its_arguments_says_so() -> None:
     (fault,) = faults(
         script("MODE=", "while [ $# -gt 0 ]; do MODE=$1; shift; done", '[ -z "$MODE" ] && exit 1', MEGATRON)
@@ -170,7 +184,7 @@ def test_flags_of_forks_that_leave_the_plan_as_it_is_block_nothing(flag: str) ->
 
 
 @pytest.mark.parametrize(
-    "flag", ["--mlp-type residual", "--tp-2d", "--no-final-layernorm", "--enable-mhc", "--xiprelu"]
+    "flag", ["--mlp-type residual", "--tp-2d", "--no-final-layernorm", "--enable-mhc", "--xiprelu", "--mask-only"]
 )
 def test_flags_of_forks_that_change_it_without_a_word_that_says_so_are_faults(flag: str) -> None:
     (fault,) = faults(script(MEGATRON + flag))

@@ -74,6 +74,7 @@ _HARMLESS = re.compile(
 )
 _TRAINS_A_PART = re.compile(
     r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable"
+    r"|(mask|router|head|embeddings?|projector|bias|norms?) only|only (train|tune)\w*"
     r"|modules to save|additional target|llama ?pro\w*"
     r"|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant(?!izers)\w*|gptq|awq|nf4"
     r"|[48]bit|bits|bnb|tuner\w*|train type)\b|^ {2}(rank|alpha)$"  # of options, with --

@@ -51,7 +51,15 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
         "imagenet",
         "resnet",
     ),
-    say("labels, not tokens (classification)"): ("classification", "classifier", "classify", "cls", "regression"),
+    say("labels, not tokens (classification)"): (
+        "classification",
+        "classifier",
+        "classify",
+        "cls",
+        "clf",
+        "regression",
+        "ner",
+    ),
     say("retrieval"): ("retro", "ict", "retriever", "retrieval"),
     say("a reward"): ("reward", "rm", "prm"),
     say("a model by preferences, beside a copy of it (DPO and the like)"): (
@@ -98,7 +106,7 @@ def program_fault(name: str) -> str:
     """The fault of a program that trains no decoder of text by next tokens; empty if its name says none of it."""
     parts = name.removesuffix(".py").lower().replace("/", ".").split(".")  # of a module such as tools.dpo_qwen, too
     stem = parts[-1] if len(parts) < 2 or parts[-1] not in _PLAIN_NAMES else ".".join(parts[-2:])
-    words = {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9]+b\b)", stem)}
+    words = {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9]+b\b|cls(?![a-z]))", stem)}
     kind = next((kind for kind, known in _OTHERS.items() if words & {*known}), "")
     if not kind and words & {*_NOT_TRAINING} and not words & {*_TRAINING}:
         return say(

@@ -132,7 +132,9 @@ class FollowedText(GuardedText):
                 succeeds = False
             elif succeeds and active and not is_done and self._passes_what_is_there(start, ends):
                 succeeds = None
-            elif succeeds is False and active and not is_done and self._makes_what_lacks(start, ends):
+            elif (succeeds is False and active and not is_done and self._makes_what_lacks(start, ends)) or (
+                token.plain == "if" and active and not succeeds and self._is_guarded_by_else(start, succeeds)
+            ):
                 succeeds = True
             if succeeds is None and not is_done:
                 is_known = False

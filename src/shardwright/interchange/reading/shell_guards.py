@@ -39,6 +39,36 @@ class GuardedText(CommandEffects):
         )
         return True
 
+    def _is_guarded_by_else(self, begin: int, succeeds: bool | None) -> bool:
+        """True if the script goes on only in the part behind a condition, the words from `begin` on, since its `else`
+        ends the script, and the condition depends on what a command prints, or on a file: it is taken as so. One that
+        chooses by what nobody gave is left, for a value would be guessed."""
+        words = self.tokens[begin : self.at]
+        is_open = succeeds is None and not self._unset_names(words)
+        is_of_file = any(token.plain in _FILE_TESTS for token in words) and all(token.plain != "!" for token in words)
+        if not (is_open or is_of_file) or not self._else_ends_script():
+            return False
+        self.script.notes.append(
+            say(
+                "line {line}: a condition that can't be known here is taken as so, since the script ends otherwise",
+                line=self.tokens[begin].line,
+            )
+        )
+        return True
+
+    def _else_ends_script(self) -> bool:
+        """True if the part that begins here has an `else`, and `exit` is a command of that itself."""
+        depth, is_else = 0, False
+        for token in self.tokens[self.at + 1 :]:
+            word = token.plain or token.operator
+            if depth == 0 and word in ("fi", "elif"):
+                return False
+            if is_else and depth == 0 and word == "exit":
+                return True
+            is_else = is_else or (depth == 0 and word == "else")
+            depth += (word in ("if", "case", "{", "(")) - (word in ("fi", "esac", "}", ")"))
+        return False
+
     def _unset_names(self, tokens: Sequence[Token]) -> list[str]:
         """The variables of some words that nobody has set, and "#" if the number of unknown arguments is in them."""
         variables = self.script.variables

@@ -34,6 +34,8 @@ SIGNS = (
             ("model-parallel-size", "num-layers"),
             ("model_parallel_size", "num_layers"),
             ("pos-emb", "num-layers"),
+            ("checkpoint_num_layers", "zero_optimization"),  # how it trains, as a second file says
+            ("checkpoint-num-layers", "zero_optimization"),
             ("vocab-file", "data-path"),  # where files lie, as a second file says
             ("vocab_file", "data_path", "log_dir"),
         ),

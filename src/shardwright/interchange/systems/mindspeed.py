@@ -67,8 +67,14 @@ _SHARED = "moe-shared-expert-intermediate-size"
 
 
 def is_mindspeed(given: Mapping[str, Any]) -> bool:
-    """True if flags are MindSpeed's."""
-    return any(name in given for name in _OWN)
+    """True if flags are MindSpeed's, or name layers of its own."""
+    return any(name in given for name in _OWN) or _has_own_layers(given)
+
+
+def _has_own_layers(given: Mapping[str, Any]) -> bool:
+    """True if `--spec` names layers of MindSpeed that other flags say, too."""
+    spec = given.get("spec")
+    return _SPEC.fullmatch(str(spec[0] if isinstance(spec, list) and spec else spec)) is not None
 
 
 def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -90,8 +96,7 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     # LoRA; grouped products of experts have no modules that its words would name.
     if "lora-target-modules" in flags and "qlora" not in flags and _number(flags, "num-experts") <= 1:
         flags["mindspeed-lora"] = True
-    spec = flags.get("spec")
-    if _SPEC.fullmatch(str(spec[0] if isinstance(spec, list) and spec else spec)):
+    if _has_own_layers(flags):
         del flags["spec"]
     if flags.get("stage") in _STAGES:  # data of chats or of texts
         del flags["stage"]
