@@ -22,7 +22,7 @@ from shardwright.layers.memo import Memo
 from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.search import bounds
 from shardwright.planner.search.adjacent_plans import adjacent_blocks
-from shardwright.planner.search.branch_and_bound import SURE_STATE, ranked_kinds
+from shardwright.planner.search.branch_and_bound import ranked_kinds
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import Columns, PlanBlock
@@ -169,7 +169,11 @@ def test_no_bound_is_above_a_price(model: str, order: str, software: str, data: 
     offloaded_s = bounds.offloaded_token_s(job, unsharded, hybrid, 1.0, constants=shipped(), memo=Memo())
     assert (offloaded_s[is_offloaded] <= update_s[is_offloaded]).all()
     kept_anywhere = priced.memory.process + priced.memory.host
-    assert (SURE_STATE * bounds.least_state_bytes(job, shipped()) <= kept_anywhere).all()
+    assert (bounds.SURE_STATE * bounds.least_state_bytes(job, shipped()) <= kept_anywhere).all()
+    is_hosted = is_offloaded | (columns["offload_parameters"] > 0)
+    memory = priced.memory
+    state_bytes = memory.parameters + memory.gradients + memory.optimizer
+    assert (is_hosted | (bounds.device_state_bytes(job, shipped()) <= state_bytes * (1 + 1e-12))).all()
     if bounds.keeps_as_much(job, variant):
         least, on_device = bounds.least_bytes(job, columns, variant, shipped(), Memo())
         assert (least <= priced.memory.process).all()

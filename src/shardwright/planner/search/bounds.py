@@ -22,6 +22,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES, searched
@@ -33,6 +34,8 @@ from shardwright.layers.memo import Memo, shard_words
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.memory.own_memory import least_of_layer
 from shardwright.memory.rank_estimate import Memory, is_counted, peak_memory
+from shardwright.planner.search import space
+from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import SHARING, Column, Columns, PlanBlock, PlanVariant, rank_grid, select
 from shardwright.sharding.groups import SHARDS, layout
 from shardwright.simulate.closed_form import (
@@ -43,6 +46,8 @@ from shardwright.simulate.closed_form import (
     step_time,
     update_s,
 )
+
+SURE_STATE = 0.9  # share of the least state that a plan surely needs: vocabularies and shards are rounded up
 
 
 def variants_by_bound(variants: Iterable[PlanVariant]) -> dict[PlanVariant, list[PlanVariant]]:
@@ -255,7 +260,30 @@ def least_bytes(
 def least_state_bytes(job: JobSpec, constants: Constants) -> float:
     """About the least bytes of a model's state for each device, in its memory and the host's together: those of
     sharding over all devices."""
-    plan = job.plan.unsearched().model_copy(update={"dp": job.cluster.num_devices, "zero": 3})
+    return _state_of(job, job.cluster.num_devices, 3, constants)
+
+
+def has_room_for_state(job: JobSpec, constraints: Constraints, room: float, constants: Constants) -> bool:
+    """False if `room` bytes of each device, and its share of its host where plans may use that, surely can't hold the
+    model's state."""
+    if space.may_use_host(constraints):
+        return SURE_STATE * least_state_bytes(job, constants) <= room + host_room_bytes(job.cluster)
+    recipes = {job.precision.float8, constraints.float8}
+    jobs = [job.model_copy(update={"precision": job.precision.model_copy(update={"float8": name})}) for name in recipes]
+    return min(device_state_bytes(in_float8, constants) for in_float8 in jobs) <= room
+
+
+def device_state_bytes(job: JobSpec, constants: Constants) -> float:
+    """Bytes of state that some device has under every plan that keeps none in host memory: the mean of all devices, if
+    nothing is held twice and nothing is rounded up. Bytes by parameter are the least of all ZeRO stages."""
+    devices = job.cluster.num_devices
+    return min(_state_of(job, dp, zero, constants) * dp / devices for zero in range(4) for dp in {1, devices})
+
+
+def _state_of(job: JobSpec, dp: int, zero: int, constants: Constants) -> float:
+    """Bytes of a device's parameters, gradients and optimizer state if `dp` devices have replicas and share them as
+    a ZeRO stage does."""
+    plan = job.plan.unsearched().model_copy(update={"dp": dp, "zero": zero})
     memory = peak_memory(run_of(job.model_copy(update={"plan": plan})), constants)
     return float(memory.parameters + memory.gradients + memory.optimizer)
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import rates_of
@@ -45,7 +44,6 @@ from shardwright.planner.search.search_scope import SearchScope
 _ROWS = 2048
 _MOST_UNBOUNDED = 128  # so few plans are priced without own bounds, which would take as long
 _MOST_ROWS = 2**15  # rows whose bounds are computed in one call: each needs some thousand bytes
-SURE_STATE = 0.9  # share of the least state that a plan surely needs: vocabularies and shards are rounded up
 _DEPTH = 8  # plans of a kind that are simulated, each with another order of work
 _MANY_LAYERS = 2**13  # so many rows of layers take a second to bound: some are priced before
 _SAMPLE_ROWS = 256  # of these
@@ -63,8 +61,7 @@ def ranked_kinds(
     """Rank plans of at least `num_shown` kinds by closed forms, each with its best layout, and count the work. After
     the first tasks `on_first_kinds` gets the best kinds so far: most of them stay."""
     branch_and_bound = _BranchAndBound(scope)
-    most_bytes = scope.room + host_room_bytes(scope.job.cluster)
-    if SURE_STATE * bounds.least_state_bytes(scope.job, scope.constants) <= most_bytes:
+    if bounds.has_room_for_state(scope.job, scope.constraints, scope.room, scope.constants):
         if not scope.hosted_only:  # a guess keeps all state on the device
             branch_and_bound.price_first_guess()
         branch_and_bound.search_all(on_first_kinds)

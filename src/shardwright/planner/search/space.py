@@ -335,6 +335,11 @@ def offloaded_share(constraints: Constraints) -> float:
     return max(share for share, _ in _offload_choices(constraints))
 
 
+def may_use_host(constraints: Constraints) -> bool:
+    """True if some plan may keep optimizer state or parameters in host memory."""
+    return any(share > 0 or parameters for share, parameters in _offload_choices(constraints))
+
+
 def hybrid_ranks(job: JobSpec, constraints: Constraints, rows: Columns) -> Column:
     """The number of replicas that share one set of shards under hybrid sharding: those of a node, or as the user fixed;
     0 if there would be only one group."""
