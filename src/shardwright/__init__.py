@@ -38,10 +38,13 @@ __all__ = ["Job", "ModuleMemory", "PlanError", "RunError", "ShardedModule", "loa
 
 
 def __getattr__(name: str) -> Any:
-    """Import the object behind a name of the package."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    """Import the object behind a name of the package. The way to what commands do is in the error."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    missing = f"module {__name__!r} has no attribute {name!r}"
+    if not name.startswith("_") and hasattr(import_module(_HOMES["Job"]).Job, name):
+        missing = f'{missing}; a job has it: shardwright.load("llama3-8b", devices=64).{name}(...)'
+    raise AttributeError(missing)
 
 
 def __dir__() -> list[str]:

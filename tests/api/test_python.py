@@ -119,6 +119,14 @@ def test_every_fault_is_told() -> None:
         sw.load("tiny-llama", **ON_8).plan(objective="joy")
 
 
+@pytest.mark.parametrize("name", ["plan", "estimate", "compare", "toml"])
+def test_what_a_job_has_is_told_of_the_package(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}'; a job has it: shardwright.load.*[.]{name}[(]"):
+        getattr(sw, name)
+    with pytest.raises(AttributeError, match=f"no attribute '{name}n'$"):
+        getattr(sw, f"{name}n")
+
+
 def test_numbers_of_numpy_and_paths_are_plain_values(tmp_path: Path) -> None:
     eight = np.int64(8)
     job = sw.load("tiny-llama", devices=eight, device="h100-sxm")
