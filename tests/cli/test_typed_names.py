@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("searched_once")
 
 
 def run(words: str) -> Result:
-    return CliRunner().invoke(cli, words.split())
+    return CliRunner(env={"COLUMNS": "10000"}).invoke(cli, words.split())  # each sentence is one line
 
 
 def refusal(words: str) -> PlanError:

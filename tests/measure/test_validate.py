@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import re
 import shlex
 import shutil
@@ -65,7 +66,10 @@ def run_of(row: dict[str, str]) -> Run:
 
 def validate(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardwright", "validate", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    whole_lines = os.environ | {"COLUMNS": "10000"}
+    return subprocess.run(
+        command, cwd=ROOT, env=whole_lines, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
 
 def scored(*arguments: str) -> Result:

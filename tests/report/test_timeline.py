@@ -269,7 +269,8 @@ def test_stages_together_cost_what_the_model_does(model: ModelSpec) -> None:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of a command in this process."""
+    """Exit status, standard output and standard error of a command in this process, with each sentence in one line."""
+    monkeypatch.setenv("COLUMNS", "10000")
     monkeypatch.setattr(sys, "argv", ["shardwright", *arguments])
     with pytest.raises(SystemExit) as stop:
         main()
