@@ -52,7 +52,7 @@ uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAG
 cpu_s, mib = [use.ru_utime + use.ru_stime for use in uses], [use.ru_maxrss / 1024 for use in uses]
 first_row = json.loads(output.getvalue())[0]
 best = first_row["plan"], first_row["global_batch_size"]
-told_plans = [(seconds, (job.plan.model_dump(mode="json"), job.global_batch_size)) for seconds, job in told]
+told_plans = [(seconds, (job.plan.model_dump(mode="json"), job.batch.global_batch_size)) for seconds, job in told]
 first_s = told_plans[0][0] if told_plans else whole_s
 best_s = next((seconds for seconds, plan in told_plans if plan == best), whole_s)
 print(json.dumps([first_s, best_s, whole_s, *cpu_s, max(mib)]))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
@@ -178,6 +179,21 @@ def test_no_bound_is_above_a_price(model: str, order: str, software: str, data: 
         least, on_device = bounds.least_bytes(job, columns, variant, shipped(), Memo())
         assert (least <= priced.memory.process).all()
         assert (is_offloaded | (on_device <= priced.memory.process)).all()
+
+
+def test_state_without_room_on_all_devices_is_known_before_the_search() -> None:
+    """Of the jobs of the catalog it is one whose host memory is stated, and which hosts may hold."""
+    jobs = [job for name in catalog.names("jobs") if (job := load_job(name)).cluster.num_devices > 1]
+    on_device = Constraints(among={"offload_optimizer": (0.0,), "offload_parameters": (False,)})
+    has_room = {
+        job.name: [
+            bounds.has_room_for_state(job, limits, room_bytes(job), shipped()) for limits in (on_device, Constraints())
+        ]
+        for job in jobs
+    }
+    assert has_room.pop("gpt-100b-told") == [False, True]
+    assert len(has_room) > 9
+    assert all(map(all, has_room.values()))
 
 
 @pytest.mark.sampled(2)

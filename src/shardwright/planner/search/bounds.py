@@ -269,7 +269,7 @@ def has_room_for_state(job: JobSpec, constraints: Constraints, room: float, cons
     if space.may_use_host(constraints):
         return SURE_STATE * least_state_bytes(job, constants) <= room + host_room_bytes(job.cluster)
     recipes = {job.precision.float8, constraints.float8}
-    jobs = [job.model_copy(update={"precision": job.precision.model_copy(update={"float8": name})}) for name in recipes]
+    jobs = [job.model_copy(update={"precision": job.precision.with_float8(name)}) for name in recipes]
     return min(device_state_bytes(in_float8, constants) for in_float8 in jobs) <= room
 
 
