@@ -66,7 +66,15 @@ def test_a_condition_without_which_a_script_ends_is_taken_as_so(condition: str) 
     begin = f"if {condition}; then\n  LAYERS=4\nelse\n  echo no >&2\n  exit 1\nfi"
     read = megatron(begin, flags="--num-layers $LAYERS")
     assert read.job.model.layers == 4
-    assert any("is taken as so, since the script ends otherwise" in note for note in read.assumed)
+    is_open = "$" in condition  # files that a script asks for are taken to be there
+    assert is_open == any("is taken as so, since the script ends otherwise" in note for note in read.assumed)
+
+
+def test_a_condition_that_is_known_not_to_hold_ends_a_script() -> None:
+    condition = '[ -f /data/tokens.bin ] && [ "$MODE" = b ]'
+    guard = f"MODE=a\nif {condition}; then\n  LAYERS=4\nelse\n  exit 1\nfi"
+    (fault,) = faults(script(guard, MEGATRON + "--num-layers $LAYERS"))
+    assert "the script ends there" in fault
 
 
 def test_a_choice_by_what_nobody_gave_is_not_taken_as_so() -> None:

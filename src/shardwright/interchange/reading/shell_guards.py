@@ -39,14 +39,11 @@ class GuardedText(CommandEffects):
         )
         return True
 
-    def _is_guarded_by_else(self, begin: int, succeeds: bool | None) -> bool:
-        """True if the script goes on only in the part behind a condition, the words from `begin` on, since its `else`
-        ends the script, and the condition depends on what a command prints, or on a file: it is taken as so. One that
-        chooses by what nobody gave is left, for a value would be guessed."""
-        words = self.tokens[begin : self.at]
-        is_open = succeeds is None and not self._unset_names(words)
-        is_of_file = any(token.plain in _FILE_TESTS for token in words) and all(token.plain != "!" for token in words)
-        if not (is_open or is_of_file) or not self._else_ends_script():
+    def _is_guarded_by_else(self, begin: int) -> bool:
+        """True if the script goes on only in the part behind a condition that can't be known, the words from `begin`
+        on, since its `else` ends the script: it is taken as so. One that chooses by what nobody gave is left, for a
+        value would be guessed."""
+        if self._unset_names(self.tokens[begin : self.at]) or not self._else_ends_script():
             return False
         self.script.notes.append(
             say(
