@@ -8,7 +8,7 @@ import pytest
 
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import SoftwareSpec, software_of
-from shardwright.cost.calibration import shipped
+from shardwright.cost.calibration import shipped, software_under
 from shardwright.layers.chains import chains
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.memory.allocator_slack import (
@@ -219,6 +219,17 @@ def test_the_update_of_deepspeed_has_blocks_of_its_own(zero: int, largest: int, 
     blocks = update_bytes(software_of("megatron-deepspeed"), grid, (np.array([1000]),), float(largest))
     bucket = 954 * 2**20 * (zero == 1)
     assert np.all(blocks.needed == bucket) and np.all(blocks.reserved == bucket + copies * 500)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_zero_3_of_deepspeed_updates_one_group_after_another(precision: str) -> None:
+    """Of 12e9 elements over 4 ranks it makes copies of 1e9 at once, in 16 bits and in float32; of 2e9 over 4 of all.
+    They stand beside the gradients, so a plan needs them where a step's activations are fewer bytes."""
+    grid = replace(GRID, zero=3, dp=4, global_batch=64, precision=precision)
+    deepspeed = software_under(run(grid, "deepspeed-2024"))
+    for elements, group in ((12e9, 1e9), (2e9, 0.5e9)):
+        blocks = update_bytes(deepspeed, grid.as_arrays(), (np.array([elements]),), 0.0)
+        assert np.all(blocks.needed == 6 * group) and np.all(blocks.reserved == 6 * group)
 
 
 def test_bfloat16_gradients_stay_beside_those_in_float32() -> None:
