@@ -133,6 +133,11 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     elements = sizes if shape.experts else sizes[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
     step_bytes = activations + working + buffers
+    copied_bytes = _copied_moments(grid, software, elements)
+    working = working + np.maximum(0.0, copied_bytes - step_bytes)
+    if software.lone_loss:
+        in_backward = np.maximum(layer_bytes + buffers, copied_bytes)
+        gradients = _fresh_gradients(grid, gradients, step_bytes, in_backward)
     cut_bytes = cut_blocks(software, grid, layer_bytes, loss_bytes)
     lost_bytes = np.maximum(memory_lost(run, constants) * step_bytes, cut_bytes)
     idle_bytes = np.maximum(lost_bytes, _memory_idle(run, constants) * step_bytes)
@@ -320,7 +325,8 @@ def _state(
         gradient = np.where(stage == 3, sharded_gradient, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
         replicated = copy + moments + software.step_bytes
         updated = np.where(stage == 3, moments + copy * facts.copies_shards, replicated) * updated_share
-        gradient = gradient + software.gradient_buckets * (num_replicas(grid) > 1) + software.bf16_gradient_copy
+        waiting = min(software.gradient_buckets, software.gradient_bytes) * (num_replicas(grid) > 1) * (stage < 2)
+        gradient = gradient + waiting + software.bf16_gradient_copy
         if COMPRESSIONS[grid.compress].kept_elements is not None:
             gradient = gradient + FLOAT32 * (num_replicas(grid) > 1)
         parameters = parameters + elements * (values * (1 - grid.offload_parameters))
@@ -329,6 +335,22 @@ def _state(
         offloaded = (FLOAT32 * updated_share + updated) * grid.offload_optimizer + values * grid.offload_parameters
         host = host + elements * offloaded
     return parameters, gradients, optimizer, host
+
+
+def _copied_moments(grid: PlanGrid, software: SoftwareSpec, num_elements: Sequence[Array]) -> Numbers:
+    """Bytes of the copies of a moment that the update makes of all elements that a rank updates on its device."""
+    shares = (
+        elements / np.where(grid.zero > 0, layout(grid, kind).size, 1.0)
+        for elements, kind in zip(num_elements, SHARDS.values(), strict=False)
+    )
+    return software.moment_copies * software.moment_bytes * sum(shares) * (1 - grid.offload_optimizer)
+
+
+def _fresh_gradients(grid: PlanGrid, gradients: Numbers, step_bytes: Numbers, last_bytes: Numbers) -> Numbers:
+    """The bytes of gradients that count at the peak, if a step of one microbatch makes them one by one: its loss has
+    none beside it, and all are there with the `last_bytes` of the backward of the first layer, or of the update."""
+    counted = np.maximum(step_bytes, gradients + last_bytes) - np.maximum(step_bytes, last_bytes)
+    return np.where(np.asarray(grid.num_microbatches) > 1, gradients, counted)
 
 
 def _new_at_update(
