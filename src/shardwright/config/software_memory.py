@@ -95,5 +95,6 @@ class SoftwareMemorySpec(Spec):
     gathered_layers: Annotated[int, Field(gt=0, le=2)] = Field(
         2,
         description="Layers whose parameters ZeRO-3 has gathered at once: 2 where the next one's come while one "
-        "computes, 1 where layers are the turns of a loop, whose body gathers what it uses.",
+        "computes, 1 where layers are the turns of a loop, whose body gathers what it uses and reduces each gradient "
+        "where it makes it.",
     )

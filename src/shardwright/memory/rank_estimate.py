@@ -39,6 +39,7 @@ from shardwright.memory.allocator_slack import (
     stream_blocks,
     update_bytes,
 )
+from shardwright.memory.gathered_weights import gathered_bytes
 from shardwright.memory.own_memory import held_activations, held_buffers, held_state
 from shardwright.sharding.groups import SHARDS, layout, num_replicas
 from shardwright.sharding.optimizer_state import moments_of
@@ -128,7 +129,8 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     activations = (kept - layers.offloaded) * alive + ranks.head * head
     layer_bytes, loss_bytes = layers.in_turn, ranks.head * loss
     working = np.maximum(layer_bytes, loss_bytes) + _libraries(software, ranks, rows[-3:])
-    buffers = _gathered(run, software, sum(sizes), np.maximum(1, layers.number))
+    held = gathered_bytes(run, software, sum(sizes), np.maximum(1, layers.number))
+    buffers = np.maximum(layer_bytes + held[0], loss_bytes + held[1]) - np.maximum(layer_bytes, loss_bytes)
     by_matrix = held_by_matrix(run, ranks, sizes)
     elements = sizes if shape.experts else sizes[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
@@ -362,16 +364,3 @@ def _new_at_update(
         return for_update.reserved
     moments = len(moments_of(grid.optimizer, False)) * software.moment_bytes
     return np.maximum(0.0, for_update.reserved - optimizer_bytes * moments / (moments + FLOAT32))
-
-
-def _gathered(run: Run, software: SoftwareSpec, num_elements: Numbers, num_layers: Numbers) -> Numbers:
-    """Bytes of ZeRO-3's gathered parameters and gradients, the layers at once and the tables or as many elements that
-    the software gathers, and of the buffers in which gradients wait under any stage."""
-    shape, grid, facts = run.shape, run.grid, software.zero
-    tables = shape.num_tables * shape.table_elements / grid.tp
-    layer = np.maximum(0.0, num_elements - tables) / num_layers
-    in_turn = np.minimum(num_elements, facts.gathered) if facts.gathered else software.gathered_layers * layer + tables
-    waiting = facts.buffered[1] if facts.buffered[1] else layer
-    gathered = in_turn * grid.element_bytes + waiting * software.reduce_bytes
-    shared = facts.buffered[0] * software.reduce_bytes * (grid.zero > 0)
-    return np.where(grid.zero == 3, gathered, shared) * (num_replicas(grid) > 1)
