@@ -39,6 +39,7 @@ from shardwright.memory.allocator_slack import (
     stream_blocks,
     update_bytes,
 )
+from shardwright.memory.gathered_weights import gathered_bytes
 from shardwright.memory.own_memory import held_activations, held_buffers, held_state
 from shardwright.sharding.groups import SHARDS, layout, num_replicas
 from shardwright.sharding.optimizer_state import moments_of
@@ -128,11 +129,17 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     activations = (kept - layers.offloaded) * alive + ranks.head * head
     layer_bytes, loss_bytes = layers.in_turn, ranks.head * loss
     working = np.maximum(layer_bytes, loss_bytes) + _libraries(software, ranks, rows[-3:])
-    buffers = _gathered(run, software, sum(sizes), np.maximum(1, layers.number))
+    held = gathered_bytes(run, software, sum(sizes), np.maximum(1, layers.number))
+    buffers = np.maximum(layer_bytes + held[0], loss_bytes + held[1]) - np.maximum(layer_bytes, loss_bytes)
     by_matrix = held_by_matrix(run, ranks, sizes)
     elements = sizes if shape.experts else sizes[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
     step_bytes = activations + working + buffers
+    copied_bytes = _copied_moments(grid, software, elements)
+    working = working + np.maximum(0.0, copied_bytes - step_bytes)
+    if software.lone_loss:
+        in_backward = np.maximum(layer_bytes + buffers, copied_bytes)
+        gradients = _fresh_gradients(grid, gradients, step_bytes, in_backward)
     cut_bytes = cut_blocks(software, grid, layer_bytes, loss_bytes)
     lost_bytes = np.maximum(memory_lost(run, constants) * step_bytes, cut_bytes)
     idle_bytes = np.maximum(lost_bytes, _memory_idle(run, constants) * step_bytes)
@@ -320,7 +327,8 @@ def _state(
         gradient = np.where(stage == 3, sharded_gradient, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
         replicated = copy + moments + software.step_bytes
         updated = np.where(stage == 3, moments + copy * facts.copies_shards, replicated) * updated_share
-        gradient = gradient + software.gradient_buckets * (num_replicas(grid) > 1) + software.bf16_gradient_copy
+        waiting = min(software.gradient_buckets, software.gradient_bytes) * (num_replicas(grid) > 1) * (stage < 2)
+        gradient = gradient + waiting + software.bf16_gradient_copy
         if COMPRESSIONS[grid.compress].kept_elements is not None:
             gradient = gradient + FLOAT32 * (num_replicas(grid) > 1)
         parameters = parameters + elements * (values * (1 - grid.offload_parameters))
@@ -329,6 +337,22 @@ def _state(
         offloaded = (FLOAT32 * updated_share + updated) * grid.offload_optimizer + values * grid.offload_parameters
         host = host + elements * offloaded
     return parameters, gradients, optimizer, host
+
+
+def _copied_moments(grid: PlanGrid, software: SoftwareSpec, num_elements: Sequence[Array]) -> Numbers:
+    """Bytes of the copies of a moment that the update makes of all elements that a rank updates on its device."""
+    shares = (
+        elements / np.where(grid.zero > 0, layout(grid, kind).size, 1.0)
+        for elements, kind in zip(num_elements, SHARDS.values(), strict=False)
+    )
+    return software.moment_copies * software.moment_bytes * sum(shares) * (1 - grid.offload_optimizer)
+
+
+def _fresh_gradients(grid: PlanGrid, gradients: Numbers, step_bytes: Numbers, last_bytes: Numbers) -> Numbers:
+    """The bytes of gradients that count at the peak, if a step of one microbatch makes them one by one: its loss has
+    none beside it, and all are there with the `last_bytes` of the backward of the first layer, or of the update."""
+    counted = np.maximum(step_bytes, gradients + last_bytes) - np.maximum(step_bytes, last_bytes)
+    return np.where(np.asarray(grid.num_microbatches) > 1, gradients, counted)
 
 
 def _new_at_update(
@@ -340,16 +364,3 @@ def _new_at_update(
         return for_update.reserved
     moments = len(moments_of(grid.optimizer, False)) * software.moment_bytes
     return np.maximum(0.0, for_update.reserved - optimizer_bytes * moments / (moments + FLOAT32))
-
-
-def _gathered(run: Run, software: SoftwareSpec, num_elements: Numbers, num_layers: Numbers) -> Numbers:
-    """Bytes of ZeRO-3's gathered parameters and gradients, the layers at once and the tables or as many elements that
-    the software gathers, and of the buffers in which gradients wait under any stage."""
-    shape, grid, facts = run.shape, run.grid, software.zero
-    tables = shape.num_tables * shape.table_elements / grid.tp
-    layer = np.maximum(0.0, num_elements - tables) / num_layers
-    in_turn = np.minimum(num_elements, facts.gathered) if facts.gathered else software.gathered_layers * layer + tables
-    waiting = facts.buffered[1] if facts.buffered[1] else layer
-    gathered = in_turn * grid.element_bytes + waiting * software.reduce_bytes
-    shared = facts.buffered[0] * software.reduce_bytes * (grid.zero > 0)
-    return np.where(grid.zero == 3, gathered, shared) * (num_replicas(grid) > 1)
