@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shardwright.config.phrase import say
+from shardwright.config.phrase import both, say
 from shardwright.interchange.reading.shell_conditions import fits_pattern
 from shardwright.interchange.reading.shell_counted_loops import counted
 from shardwright.interchange.reading.shell_guards import GuardedText
-from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
+from shardwright.interchange.reading.shell_marks import RANK_NAME, UNKNOWN, unknown_names
 from shardwright.interchange.reading.shell_skipped import SkippedPart, assigned, names_of
 from shardwright.interchange.reading.shell_words import ShellFault, Token, WordPiece, not_closed, without_end
 
@@ -188,7 +188,7 @@ class FollowedText(GuardedText):
         while (token := self._peek()) is not None and token.plain != "in":
             words += self.script.variables.words_of(token) if not token.operator else []
             self.at += 1
-        subject, is_done, is_doubtful = " ".join(words), not active, False
+        subject, is_done, is_doubtful = self._of_first_rank(" ".join(words), begin, active), not active, False
         is_unknown = any(map(self.script.variables.is_made, unknown_names(subject)))
         is_known = active
         self.at += 1
@@ -212,6 +212,17 @@ class FollowedText(GuardedText):
         self.at += 1
         self.is_known = is_known
         return is_doubtful
+
+    def _of_first_rank(self, subject: str, line: int, active: bool) -> str:
+        """The subject of a case, of rank 0 if it is a rank that nobody gives: each rank has a part of its own."""
+        names = unknown_names(subject)
+        is_rank = all(RANK_NAME.search(name) and not self.script.variables.is_made(name) for name in names)
+        if not (names and is_rank and active):
+            return subject
+        self.script.notes.append(
+            say("line {line}: of a case the part of rank 0 is followed ({names})", line=line, names=both(names))
+        )
+        return UNKNOWN.sub("0", subject)
 
     def _is_function(self) -> bool:
         """True if a function, NAME() {, begins here."""
