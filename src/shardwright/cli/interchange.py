@@ -183,7 +183,7 @@ def export_job(
     from shardwright.report.output import write_output
 
     target = SYSTEMS[system]
-    spec = _job_to_export(target, job, overrides, asked_cluster(cluster_fields))
+    spec = job_to_export(target, job, overrides, asked_cluster(cluster_fields))
     try:
         result = exported(target, spec)
     except Lacking as error:
@@ -212,7 +212,7 @@ def export_job(
         click.echo(notes, err=True)
 
 
-def _job_to_export(target: "System", job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> "JobSpec":
+def job_to_export(target: "System", job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> "JobSpec":
     """The job under its own plan; a model, or half a plan, under the best plan that a system has. Raises PlanError."""
     from functools import partial
 
