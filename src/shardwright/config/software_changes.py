@@ -3,7 +3,8 @@
 A change is the name of another attention kernel or dispatcher of tokens; CUDA graphs of the step (graphs-step); experts
 that are computed one after the other (experts-in-turn); an update in host memory by all cores that a process has
 (host-cores), and copies of pinned memory (host-pinned); dropout, whose masks are kept (dropout); a loss of single
-operators (plain-loss); more overlap or less (overlap-tp, no-overlap-tp; of dp, pp and a2a, too).
+operators (plain-loss); inputs of recomputed layers that are split over tp ranks (split-inputs); more overlap or less
+(overlap-tp, no-overlap-tp; of dp, pp and a2a, too).
 """
 
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ _SINGLE_CHANGES: dict[str, Mapping[str, object]] = {
     "experts-in-turn": _IN_TURN,
     "plain-loss": _PLAIN_LOSS,
     "dropout": {"dropout": True},
+    "split-inputs": {"splits_inputs": True},
 }
 # As the launcher set OMP_NUM_THREADS, or left it, and as a configuration has pin_memory.
 HOST_CHANGES = {"host-cores": {"one_thread": False}, "host-pinned": {"pinned": True}}

@@ -86,6 +86,7 @@ FLAG_CHANGES = {
     "grouped": ("0", "experts-in-turn"),
     "dropout": ("1", "dropout"),
     "fused_loss": ("0", "plain-loss"),
+    "split_inputs": ("1", "split-inputs"),
 }
 _SOON = 12  # months in which software may have been in use before its description says so
 
