@@ -8,15 +8,9 @@ from interchange.test_habits_of_files import MEGATRON, OPTIONS, faults, script
 from interchange.test_habits_of_recipes import recipe
 from interchange.test_trainer_commands import MODEL, TRL, job_read
 from interchange.test_wrapped_commands import read
-from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
-from shardwright.config.hugging_face.config_json import fields_of
-from shardwright.config.model import ModelSpec
-from shardwright.interchange.foreign_job import read_job_of
-from shardwright.interchange.imported import Asked, Imported
 from shardwright.interchange.make_recipes import recipes_script
 from shardwright.interchange.recognised import system_name_of
-from shardwright.interchange.system import SOURCES
 
 SWIFT = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --dataset d --global_batch_size 32 "
 UNREAD = {
@@ -223,102 +217,3 @@ def test_a_condition_on_what_a_makefile_does_not_say_is_told_and_a_missing_file_
 @pytest.mark.parametrize("text", ["ifeq (a,b\nA = 1\n", "else\nendif\nendif\n", "ifeq\nifdef\n" * 40, "include \n"])
 def test_conditions_that_are_no_conditions_end_nothing(text: str) -> None:
     assert recipes_script("Makefile", text + "t:\n\techo hi\n").count("\n") >= text.count("\n")
-
-
-STARCODER = """general: {project: a, run: b}
-checkpoints: {checkpoint_interval: 10}
-model:
-  dtype: bfloat16
-  init_method: {std: 0.018}
-  model_config: {is_starcoder2_config: true, activation_function: gelu_pytorch_tanh, attn_pdrop: 0.1, embd_pdrop: 0.1,
-    resid_pdrop: 0.1, grouped_query: true, num_kv_heads: 2, multi_query: false, hidden_size: 3072,
-    intermediate_size: 12288, num_hidden_layers: 30, num_attention_heads: 24, layer_norm_epsilon: 1e-05,
-    max_position_embeddings: 16384, rope_theta: 999999, sliding_window_size: 4096, global_attn_layers: [],
-    use_rotary_embeddings: true, scale_attn_weights: true, vocab_size: 49152}
-optimizer: {accumulate_grad_in_fp32: true, zero_stage: 0}
-parallelism: {dp: 4, tp: 1, pp: 1, pp_engine: 1f1b}
-tokens: {batch_accumulation_per_replica: 4, micro_batch_size: 1, sequence_length: 4096, train_steps: 20}
-"""
-OF_TRANSFORMERS = {
-    "model_type": "starcoder2", "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30,
-    "num_attention_heads": 24, "num_key_value_heads": 2, "max_position_embeddings": 16384, "rope_theta": 999999,
-    "sliding_window": 4096, "vocab_size": 49152, "hidden_act": "gelu_pytorch_tanh", "norm_epsilon": 1e-5,
-    "residual_dropout": 0.1, "embedding_dropout": 0.1, "attention_dropout": 0.1, "use_bias": True,
-}  # fmt: skip
-
-
-def test_starcoder_2_in_nanotron_is_that_of_transformers() -> None:
-    fields, faults_of_it = fields_of(OF_TRANSFORMERS)
-    expected = ModelSpec.model_validate(fields | {"sequence": 4096, "init_std": 0.018})
-    assert not faults_of_it
-    assert job_read({"a.yaml": STARCODER})[1].job.model == expected
-
-
-@pytest.mark.parametrize(("words", "kv_heads"), [("multi_query: true", 1), ("initializer_range: 0.1", 1)])
-def test_starcoder_2_has_one_head_of_keys_unless_it_has_groups(words: str, kv_heads: int) -> None:
-    text = STARCODER.replace("grouped_query: true, num_kv_heads: 2, multi_query: false", words)
-    assert job_read({"a.yaml": text})[1].job.model.kv_heads == kv_heads
-
-
-@pytest.mark.parametrize(
-    ("was", "now"),
-    [
-        ("global_attn_layers: []", "global_attn_layers: [3]"),
-        ("use_rotary_embeddings: true", "use_rotary_embeddings: false"),
-        ("scale_attn_weights: true", "scale_attn_weights: false"),
-        ("vocab_size: 49152", "vocab_size: 49152, own_layers: 3"),
-        ("resid_pdrop: 0.1", "resid_pdrop: 0.2"),
-    ],
-)
-def test_what_starcoder_2_here_is_not_is_a_fault(was: str, now: str) -> None:
-    assert (
-        now.rpartition(", ")[2].partition(":")[0].replace("resid_pdrop", "dropout")
-        in faults({"a.yaml": STARCODER.replace(was, now)})[0]
-    )
-
-
-TEST = """ENV_VARS: {CUDA_DEVICE_MAX_CONNECTIONS: 1}
-MODEL_ARGS:
-  --num-layers: 4
-  --hidden-size: 64
-  --num-attention-heads: 4
-  --seq-length: 32
-  --max-position-embeddings: 32
-  --micro-batch-size: 2
-  --global-batch-size: 32
-  --train-iters: 10
-  --lr: 0.0001
-  --vocab-size: 128
-  --tensor-model-parallel-size: 2
-  --sequence-parallel: true
-  --swiglu: false
-  --save: ${CHECKPOINT_SAVE_PATH}
-  --moe-router-padding-for-quantization: true
-TEST_TYPE: regular
-"""
-
-
-def test_arguments_of_megatrons_tests_are_read_once_their_program_is_said(tmp_path: Path) -> None:
-    (fault,) = refused(tmp_path, TEST)
-    assert "--set TRAINING_SCRIPT_PATH=VALUE" in fault
-    job = of_test(tmp_path, TEST, "pretrain_gpt.py").job
-    assert (job.plan.tp, job.plan.dp, job.plan.sequence_parallel, job.model.gated_mlp) == (2, 4, True, False)
-    (fault,) = refused(tmp_path, TEST, "pretrain_bert.py")
-    assert "BERT" in fault
-    (fault,) = refused(tmp_path, TEST + "MODE: rl\n")
-    assert fault.startswith("MODE = rl")
-    (fault,) = refused(tmp_path, TEST + "MODEL_ARGS: 4\n", "pretrain_gpt.py")
-    assert "no command" in fault
-
-
-def of_test(folder: Path, text: str, program: str = "") -> Imported:
-    (folder / "model_config.yaml").write_text(text, encoding="utf-8")
-    variables = {"TRAINING_SCRIPT_PATH": program} if program else {}
-    asked = Asked(variables, cluster=AskedCluster(8))
-    return read_job_of(SOURCES["megatron"], (str(folder / "model_config.yaml"),), asked)
-
-
-def refused(folder: Path, text: str, program: str = "") -> list[str]:
-    with pytest.raises(PlanError) as caught:
-        of_test(folder, text, program)
-    return caught.value.faults
