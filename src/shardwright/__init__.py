@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_HOMES[name]), name)
     missing = f"module {__name__!r} has no attribute {name!r}"
     if not name.startswith("_") and hasattr(import_module(_HOMES["Job"]).Job, name):
-        missing = f'{missing}; a job has it: shardwright.load("llama3-8b", devices=64).{name}(...)'
+        missing += f"; a job has it: {import_module('shardwright.config.package_call').call_of_job(name)}"
     raise AttributeError(missing)
 
 

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import json
+import pkgutil
 import re
 import subprocess
 import sys
@@ -125,6 +126,18 @@ def test_what_a_job_has_is_told_of_the_package(name: str) -> None:
         getattr(sw, name)
     with pytest.raises(AttributeError, match=f"no attribute '{name}n'$"):
         getattr(sw, f"{name}n")
+
+
+def test_a_package_that_is_called_tells_the_call_of_a_job() -> None:
+    packages = {module.name for module in pkgutil.iter_modules(sw.__path__)}
+    both = [name for name in dir(sw.Job) if name in packages]
+    assert {"train", "explain"} <= set(both)
+    for name in both:
+        package = importlib.import_module(f"shardwright.{name}")
+        with pytest.raises(TypeError, match=rf"not a function; .* shardwright.load[(]'quickstart'[)][.]{name}[(]"):
+            package("quickstart", steps=3)  # type: ignore[operator]
+        with pytest.raises(TypeError, match=rf'shardwright.load[(]"llama3-8b", devices=64[)][.]{name}[(]'):
+            package()  # type: ignore[operator]
 
 
 def test_numbers_of_numpy_and_paths_are_plain_values(tmp_path: Path) -> None:

@@ -672,6 +672,20 @@ def test_a_wrong_command_line(
     assert "Traceback" not in err
 
 
+def test_every_unknown_option_and_every_wrong_value_is_told(command: Callable[..., tuple[object, str, str]]) -> None:
+    words = ["--foo", "3", "--bar=4", "--devics", "8", "--slurm", "--devices", "x", "-q"]
+    status, out, err = command("estimate", "job.toml", *words)
+    assert (status, out) == (2, "")
+    assert err.partition("Error: ")[2].splitlines() == [
+        "No such option '--foo'.",
+        "No such option '--bar'.",
+        "No such option '--devics'. (Did you mean one of: '--device', '--devices', '--devices-per-node'?)",
+        "No such option '--slurm'; it is an option of launch.",
+        "No such option '-q'.",
+        "Invalid value for '--devices' / '--gpus': 'x' is no whole number.",
+    ]
+
+
 @pytest.mark.parametrize(
     "words",
     [

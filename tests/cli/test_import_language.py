@@ -23,6 +23,18 @@ def test_notes_of_an_import_follow_the_option_or_the_locale() -> None:
     assert json.loads(run(f"import {SCRIPT} --lang zh --json").stdout)["assumed"][0].startswith("nobody set these")
 
 
+def test_a_script_is_predicted_as_the_job_that_import_writes(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    on_device = "--device a100-sxm-80g"
+    assert run(f"import --from megatron {SCRIPT} {on_device} --toml {job}").exit_code == 0
+    for command in ("estimate", "explain"):
+        of_script, of_job = run(f"{command} --from megatron {SCRIPT} {on_device}"), run(f"{command} {job}")
+        assert (of_script.exit_code, of_job.exit_code) == (0, 0)
+        assert of_script.stdout == of_job.stdout and of_script.stderr.startswith("Assumed:\n")
+    further = run(f"estimate {job} --with {SCRIPT}")
+    assert further.exit_code == 2 and "say --from, too" in further.stderr
+
+
 def test_a_system_that_is_not_read_is_refused_in_chinese(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("xtuner train my_config.py\n", encoding="utf-8")

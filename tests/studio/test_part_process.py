@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("starlette", reason="the planning page takes shardwright[stu
 
 from shardwright.report.plan_parts import PARTS, Part, PredictedPlan
 from shardwright.studio.page_state import PageState
-from shardwright.studio.part_process import PART, PartProcess
+from shardwright.studio.part_process import AFTER_STEP, PART, PartProcess
 from shardwright.studio.plan_answer import PlanAnswers
 from shardwright.studio.studio_server import _lines_of_both
 
@@ -40,6 +41,57 @@ def test_it_answers_as_the_server_does_until_it_ends() -> None:
     expected = next(PlanAnswers().parts(STATE, (PART,)))
     assert json.loads(line) == json.loads(json.dumps(expected))
     assert faulty == b"" and json.loads(known) == {"part": PART, "key": expected["key"]}
+
+
+@pytest.mark.processes
+def test_its_traffic_takes_the_step_of_who_asks() -> None:
+    """Of a step that is told it makes none of its own: one of another length changes the shares of links."""
+    answers = PlanAnswers()
+    assert answers.known_step(STATE) is None
+    list(answers.parts(STATE, ("step",)))
+    step = answers.known_step(STATE)
+    assert step is not None
+    longer = replace(step, total=2 * step.total)
+
+    async def asked() -> list[bytes]:
+        other = PartProcess()
+        async with other.running():
+            while not other.is_ready:
+                await asyncio.sleep(0.05)
+            first = await other.ask(PageState(dict(STATE.texts) | {"optimizer.steps": "7"}), {}, AFTER_STEP, longer)
+            return [await other.ask(STATE, {}, AFTER_STEP, step), first]
+
+    line, of_longer = asyncio.run(asked())
+    assert json.loads(line) == json.loads(json.dumps(next(answers.parts(STATE, (AFTER_STEP,)))))
+    assert json.loads(of_longer)["step_s"] == 2 * json.loads(line)["step_s"]
+
+
+@pytest.mark.parametrize("wanted", ["values job step timeline", "values timeline", "values faults", ""])
+def test_traffic_is_asked_for_once_the_step_is_made(wanted: str) -> None:
+    """Or at the end of the parts, where nobody asks for the step; and not of a plan with faults."""
+
+    names = wanted.split()
+
+    async def lines() -> list[str]:
+        sent, made = list[str](), list[str]()
+
+        def parts() -> Iterator[Part]:
+            for name in names:
+                made.append(name)
+                yield {"part": name}
+
+        def traffic() -> "asyncio.Future[bytes]":
+            assert "step" in made or made == names
+            future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            future.set_result(b'{"part":"links"}')
+            return future
+
+        async for line in _lines_of_both(parts(), None, traffic):
+            sent.append(json.loads(line)["part"])
+        return sent
+
+    sent = asyncio.run(lines())
+    assert sorted(sent) == sorted(names + ["links"] * ("faults" not in names))
 
 
 def merged(names: list[str], wait_for: str) -> list[str]:

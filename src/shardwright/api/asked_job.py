@@ -186,7 +186,7 @@ def planned(subject: str, spec: JobSpec) -> JobSpec:
 def _foreign_file(path: str) -> str:
     """A fault for the file of another training system, with the commands that read it; empty for any other file."""
     from shardwright.interchange.recognised import JOB, system_name_of
-    from shardwright.interchange.system import SOURCES
+    from shardwright.interchange.system import SOURCES, SYSTEMS
 
     if not path_exists(path) or Path(path).is_dir():
         return ""
@@ -196,12 +196,20 @@ def _foreign_file(path: str) -> str:
         return ""
     if system == JOB:
         return ""
-    return say(
+    fault = say(
         "{path} is no job, and looks like a file of {title}: `shardwright import {system} {path}` prints it as a job, "
-        "and `shardwright plan --from {system} {path}` with --device finds better plans for it",
+        "and `shardwright estimate --from {system} {path}` predicts it",
         path=path,
         title=SOURCES[system].title,
         system=system,
+    )
+    if system not in SYSTEMS:
+        return fault
+    return say(
+        "{fault}; `shardwright plan --from {system} {path}` with --device finds better plans for it",
+        fault=fault,
+        system=system,
+        path=path,
     )
 
 

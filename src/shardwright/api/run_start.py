@@ -60,11 +60,16 @@ def refuse_unstated(job: JobSpec, num_nodes: int, or_long: bool = False) -> None
         raise PlanError(say("job {name} on {nodes}", name=job.name, nodes=counted_phrase(num_nodes, "node")), faults)
 
 
-def regretted_defaults(job: JobSpec) -> list[str]:
+def regretted_defaults(job: JobSpec, reads_text: bool = True) -> list[str]:
     """Sentences on defaults of a first try that a long run or a large model would regret, and that may be meant: text
-    read as bytes, and a warm-up of a few steps."""
+    read as bytes, unless its data are tokens, and a warm-up of a few steps."""
     notes = list[str]()
-    if "tokenizer" not in job.data.model_fields_set and not job.model.weights and job.model.vocab > 2 * _NUM_BYTES:
+    if (
+        reads_text
+        and "tokenizer" not in job.data.model_fields_set
+        and not job.model.weights
+        and job.model.vocab > 2 * _NUM_BYTES
+    ):
         notes.append(
             say(
                 "data.tokenizer is not stated, so text would be read as bytes, {num_bytes} of the model's {vocab:,} "

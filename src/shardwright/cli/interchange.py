@@ -20,7 +20,7 @@ from shardwright.cli.job_options import (
     set_option,
 )
 from shardwright.cli.progress_bar import search_shown
-from shardwright.cli.system_option import ListedSystemOption, systems_for
+from shardwright.cli.system_option import ListedSystemOption, SystemOption, systems_for
 from shardwright.config.phrase import in_language, say
 from shardwright.config.user_file import system_reason
 
@@ -54,6 +54,7 @@ class ImportCommand(PredictCommand):
 @set_option
 @cluster_options
 @click.option("--argument", "arguments", multiple=True, hidden=True)
+@click.option("--from", "system_name", cls=SystemOption, is_written=False, help="SYSTEM, for who writes it as in plan.")
 @file_option("--toml", help="Write the job there.  [default: to standard output]")
 @language_option
 @json_option
@@ -64,7 +65,7 @@ def import_job(
     toml: Path | None,
     language: str,
     as_json: bool,
-    **cluster_fields: Any,
+    **options: Any,
 ) -> None:
     """Make a job of FILES of another training system: a launch script of Megatron-LM, the configuration of another.
 
@@ -80,8 +81,9 @@ def import_job(
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.toml_files import job_toml, write_toml
 
-    system, files = _system_and_files(words)
-    imported = _imported(system, files, overrides, asked_cluster(cluster_fields), arguments)
+    named = options.pop("system_name")
+    system, files = (named, words) if named else _system_and_files(words)
+    imported = _imported(system, files, overrides, asked_cluster(options), arguments)
     planned(say("job {name}", name=imported.job.name), imported.job)
     imported = replace(imported, job=with_paths_from(imported.job, toml.parent if toml else Path()))
     if toml:
@@ -181,7 +183,7 @@ def export_job(
     from shardwright.report.output import write_output
 
     target = SYSTEMS[system]
-    spec = _job_to_export(target, job, overrides, asked_cluster(cluster_fields))
+    spec = job_to_export(target, job, overrides, asked_cluster(cluster_fields))
     try:
         result = exported(target, spec)
     except Lacking as error:
@@ -210,7 +212,7 @@ def export_job(
         click.echo(notes, err=True)
 
 
-def _job_to_export(target: "System", job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> "JobSpec":
+def job_to_export(target: "System", job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> "JobSpec":
     """The job under its own plan; a model, or half a plan, under the best plan that a system has. Raises PlanError."""
     from functools import partial
 
@@ -243,6 +245,35 @@ def _job_to_export(target: "System", job: str, overrides: tuple[str, ...], clust
     )
     tell_notes((*own_notes, chosen), aside=True)
     return plans.best
+
+
+def from_options(command: Any) -> Any:
+    """Add `--from` and `--with`: JOB is a file of another system."""
+    return click.option(
+        "--from",
+        "system_name",
+        cls=SystemOption,
+        is_written=False,
+        help="JOB is a launch script or configuration of this training system, as in plan and import.",
+    )(
+        click.option(
+            "--with", "further_files", multiple=True, metavar="FILE", help="--from: a further file; may be repeated."
+        )(command)
+    )
+
+
+def load_predicted_from(
+    name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster", language: str
+) -> "JobSpec":
+    """A job of another system under its own plan, to predict it. Notes on the import, in a language, go to standard
+    error. Raises PlanError."""
+    from shardwright.api.asked_job import planned
+    from shardwright.report.imported_text import imported_notes
+
+    imported = _imported(name, files, sets, cluster)
+    spec = planned(say("job {name}", name=imported.job.name), imported.job)
+    click.echo(imported_notes(imported, with_data=False, language=language) + "\n", err=True)
+    return spec
 
 
 def load_from(

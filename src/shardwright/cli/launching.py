@@ -8,11 +8,14 @@ import click
 
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.command_language import tell
+from shardwright.cli.interchange import job_to_export
 from shardwright.cli.job_options import JobCommand, file_option, job_options, language_option
-from shardwright.config.phrase import ENGLISH, note_phrase, say
+from shardwright.cli.system_option import SystemOption
+from shardwright.config.phrase import ENGLISH, either, note_phrase, say
 from shardwright.report.document import paragraph, part_text
 
 if TYPE_CHECKING:
+    from shardwright.config.job import JobSpec
     from shardwright.report.launch.launch_description import Launch
     from shardwright.report.launch.launch_options import Launcher, LaunchOptions
 
@@ -21,9 +24,10 @@ _LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
 
 @click.command(
     cls=JobCommand,
-    brief=("--slurm", "--kubernetes", "--torchrun", "--out", "--set"),
+    brief=("--slurm", "--kubernetes", "--torchrun", "--for", "--out", "--set"),
     examples=(
         "launch chosen.toml --slurm --out run.sh",
+        "launch chosen.toml --slurm --for megatron --out run.sh",
         "launch chosen.toml --torchrun --first-node node001",
     ),
 )
@@ -47,6 +51,13 @@ _LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
 @click.option("--image", default="", metavar="IMAGE", help="Run in containers of this image; Slurm takes pyxis for it.")
 @click.option("--claim", default="", metavar="NAME", help="Kubernetes: the PersistentVolumeClaim that runs write to.")
 @click.option("--first-node", default="", metavar="HOST", help="torchrun: name or address of the first node.")
+@click.option(
+    "--for",
+    "target",
+    cls=SystemOption,
+    is_written=True,
+    help="Slurm: run JOB with this software, such as megatron, and not with this runtime.",
+)
 def launch(
     job: str, overrides: tuple[str, ...], as_json: bool, language: str, out: Path | None, **launch_fields: Any
 ) -> None:
@@ -60,7 +71,7 @@ def launch(
     launchers = tuple(name for name in _LAUNCHERS if launch_fields.pop(name))
     options = LaunchOptions(launchers, **{name: value for name, value in launch_fields.items() if value is not None})
     description = _description(job, overrides, options)
-    text, notes = _text_and_notes(description)
+    text, notes = _software_text_and_notes(description) if options.target else _text_and_notes(description)
     if out is not None:
         from shardwright.report.output import write_output
 
@@ -90,13 +101,53 @@ def _description(job: str, overrides: tuple[str, ...], options: "LaunchOptions")
     from shardwright.train.launch.run_folder import folder_of
 
     try:
-        spec = load_to_run(job, overrides)
+        spec = _job_of_target(job, overrides, options.target) if options.target else load_to_run(job, overrides)
     except PlanError as error:
         raise PlanError(error.subject, error.faults + options.faults()) from None
     words = (job, *(word for override in overrides for word in ("--set", override)))
     description = launch_of(spec, words, options, folder=Path.cwd(), run_folder=folder_of(spec))
     refuse_unstated(spec, description.layout.servers, or_long=True)
     return description
+
+
+def _job_of_target(job: str, overrides: tuple[str, ...], target: str) -> "JobSpec":
+    """The job for other software, under a plan that it has. Raises PlanError."""
+    from shardwright.config.asked_cluster import NOTHING_ASKED
+    from shardwright.config.base import PlanError
+    from shardwright.interchange.exported import Lacking, exported
+    from shardwright.interchange.system import SYSTEMS
+    from shardwright.report.imported_text import nearest_export
+
+    system = SYSTEMS[target]
+    if system.run_files is None:
+        known = [one.name for one in SYSTEMS.values() if one.run_files is not None]
+        fault = say(
+            "--for {name}: how its data and checkpoints are said is not known here; take {known}, or `shardwright "
+            "export JOB --to {name}` and add them",
+            name=target,
+            known=either(known),
+        )
+        raise PlanError(say("job {name}", name=job), [fault])
+    spec = job_to_export(system, job, overrides, NOTHING_ASKED)
+    try:
+        exported(system, spec)
+    except Lacking as error:
+        raise PlanError(error.subject, error.faults, nearest_export(system, spec, error)) from None
+    return spec
+
+
+def _software_text_and_notes(description: "Launch") -> tuple[str, list[str]]:
+    """The text to write for other software, and notes to print. Raises PlanError."""
+    from shardwright.api.run_start import regretted_defaults
+    from shardwright.interchange.system import SYSTEMS
+    from shardwright.report.launch.launch_description import predicted_step_s
+    from shardwright.report.launch.software_script import software_notes, software_script
+
+    system, job = SYSTEMS[description.options.target], description.job
+    assert system.run_files is not None
+    files = system.run_files.write(job, description.folder, predicted_step_s(job))
+    notes = [*regretted_defaults(job, reads_text=False), *description.notes, *software_notes(description, system)]
+    return software_script(description, system, files), notes
 
 
 def _text_and_notes(description: "Launch") -> tuple[str, list[str]]:

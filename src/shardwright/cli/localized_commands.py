@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import click
 
 from shardwright.cli.command_language import command_language
-from shardwright.cli.usage_errors import bad_values, without_cluster
+from shardwright.cli.usage_errors import bad_words
 from shardwright.config.phrase import ENGLISH, Phrase, fixed, in_language, say
 from shardwright.config.text_columns import num_columns, wrapped
 
@@ -88,14 +88,13 @@ class LocalizedCommand(click.Command):
     context_class = LocalizedContext
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The arguments. One error lists all values that are wrong or missing."""
+        """The arguments. One error lists all unknown options, and all values that are wrong
+        or missing."""
         words = list(args)
         try:
             return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            raise without_cluster(self, error) or error from None
-        except click.BadParameter as error:
-            raise bad_values(self, ctx, words) or error from None
+        except (click.NoSuchOption, click.BadParameter) as error:
+            raise bad_words(self, ctx, words, error) from None
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """The beginning of the help in English; else its first paragraph, which is one phrase."""

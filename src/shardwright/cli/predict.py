@@ -3,13 +3,14 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardwright.cli.answer_pages import tell_answer
 from shardwright.cli.checked_job import load_predicted, load_to_run
 from shardwright.cli.command_language import command_language
+from shardwright.cli.interchange import from_options, load_predicted_from
 from shardwright.cli.job_options import (
     PredictCommand,
     asked_cluster,
@@ -28,6 +29,9 @@ from shardwright.cli.progress_bar import progress_shown
 from shardwright.config.phrase import say
 from shardwright.config.text_columns import fitting, logged
 
+if TYPE_CHECKING:
+    from shardwright.config.job import JobSpec
+
 
 @click.command(
     cls=PredictCommand,
@@ -41,17 +45,18 @@ from shardwright.config.text_columns import fitting, logged
 @job_options
 @cluster_options
 @language_option
+@from_options
 @click.option(
     "--beside", "with_others", is_flag=True, help="Also with all other software of the catalog, side by side."
 )
 def estimate(
-    job: str, overrides: tuple[str, ...], as_json: bool, with_others: bool, language: str, **cluster_fields: Any
+    job: str, overrides: tuple[str, ...], as_json: bool, with_others: bool, language: str, **options: Any
 ) -> None:
     """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device.
 
     And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
     """
-    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
+    spec = _predicted_job(job, overrides, options, as_json, language)
     from shardwright.api.estimated import estimated
 
     with progress_shown(command_language()):
@@ -70,14 +75,28 @@ def estimate(
 @job_options
 @cluster_options
 @language_option
-def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, **cluster_fields: Any) -> None:
+@from_options
+def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, **options: Any) -> None:
     """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
-    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
+    spec = _predicted_job(job, overrides, options, as_json, language)
     from shardwright.api.explained import Explained
 
     with progress_shown(command_language()):
         explained = Explained(spec)
         tell_answer(as_json, explained.to_dict, lambda: fitting(explained.in_language(language)))
+
+
+def _predicted_job(
+    job: str, overrides: tuple[str, ...], options: dict[str, Any], as_json: bool, language: str
+) -> "JobSpec":
+    """The job to predict; with --from that of another system's files. `options` are --from, --with and the cluster."""
+    system, further = options.pop("system_name"), options.pop("further_files")
+    cluster = asked_cluster(options)
+    if system:
+        return load_predicted_from(system, (job, *further), overrides, cluster, language)
+    if further:
+        raise click.UsageError(say("--with names a further file of --from; say --from, too"))
+    return load_predicted(job, overrides, cluster, as_json)
 
 
 @click.command(cls=LocalizedCommand)

@@ -1,6 +1,7 @@
 """Usage errors of click in the language of the command, recognised by their English text."""
 
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import IO, Any
 
 import click
@@ -8,7 +9,7 @@ from click.core import iter_params_for_processing
 
 from shardwright.cli.cluster_option_names import CLUSTER_OPTIONS
 from shardwright.cli.command_language import command_language
-from shardwright.config.phrase import Phrase, in_language, say
+from shardwright.config.phrase import Phrase, both, in_language, say
 from shardwright.config.recognised_phrases import recognised
 from shardwright.config.text_columns import fitting_errors
 
@@ -76,24 +77,82 @@ def _reason_of(error: click.UsageError) -> str:
     return reason
 
 
-class BadValuesError(click.UsageError):
-    """Several values of one command line that are wrong or missing: `errors`, in the order of the line."""
+class BadWordsError(click.UsageError):
+    """Several options of one command line that are unknown, or values that are wrong or missing: `errors`, in the order
+    of the line, the unknown options first."""
 
-    def __init__(self, errors: Sequence[click.BadParameter], ctx: click.Context) -> None:
+    def __init__(self, errors: Sequence[click.UsageError], ctx: click.Context) -> None:
         super().__init__("\n".join(error.format_message() for error in errors), ctx)
         self.errors = tuple(errors)
 
 
-def bad_values(command: click.Command, ctx: click.Context, words: Sequence[str]) -> BadValuesError | None:
-    """The error of all values that a command refuses in these words, of which click tells the first; None for one."""
-    given, _, order = command.make_parser(ctx).parse_args(list(words))
-    errors = []
-    for parameter in iter_params_for_processing(order, command.get_params(ctx)):
+def bad_words(
+    command: click.Command, ctx: click.Context, words: Sequence[str], first: click.UsageError
+) -> click.UsageError:
+    """The error of all unknown options of these words and of all values that a command refuses, of which click tells
+    the `first`. Beside an unknown option, which may take the word behind it, only values of options are told."""
+    unknown, known_words = _without_unknown(command, ctx, words)
+    errors = [_explained(command, error) for error in unknown]
+    try:
+        given, _, order = command.make_parser(ctx).parse_args(known_words)
+    except click.UsageError as error:
+        errors.append(error)
+        order = []
+    for parameter in iter_params_for_processing(order, command.get_params(ctx) if order else []):
+        if unknown and isinstance(parameter, click.Argument):
+            continue
         try:
             parameter.process_value(ctx, parameter.consume_value(ctx, given)[0])
         except click.BadParameter as error:
             errors.append(error)
-    return BadValuesError(errors, ctx) if len(errors) > 1 else None
+    return BadWordsError(errors, ctx) if len(errors) > 1 else (errors or [first])[0]
+
+
+def _without_unknown(
+    command: click.Command, ctx: click.Context, words: Sequence[str]
+) -> tuple[list[click.NoSuchOption], list[str]]:
+    """The errors of the unknown options of these words, and the words without these options."""
+    errors, left = list[click.NoSuchOption](), list(words)
+    while True:
+        try:
+            command.make_parser(ctx).parse_args(list(left))
+        except click.NoSuchOption as error:
+            place = next((place for place, word in enumerate(left) if _is_option(word, error.option_name)), None)
+            errors.append(error)
+            if place is not None:
+                del left[place]
+                continue
+        except click.UsageError:
+            pass
+        return errors, left
+
+
+def _is_option(word: str, option: str) -> bool:
+    """True if a word is an option, with or without a value, or a group of short ones that has it."""
+    is_group = word[:1] == "-" != word[1:2] and len(option) == len("-x")
+    return word.partition("=")[0] == option or (is_group and option[1] in word)
+
+
+_LEAST_LIKE = 0.75  # the likeness of the option that was meant; of words alike by chance it is 0.6 to 0.7
+
+
+def _explained(command: click.Command, error: click.NoSuchOption) -> click.UsageError:
+    """The error of an unknown option, with what is like it, or with the commands that have it."""
+    if (of_cluster := without_cluster(command, error)) is not None:
+        return of_cluster
+    name = error.option_name
+    if any(SequenceMatcher(None, option, name).ratio() > _LEAST_LIKE for option in error.possibilities or ()):
+        return error
+    root = error.ctx.find_root().command if error.ctx is not None else None
+    others = root.commands.items() if isinstance(root, click.Group) and name not in _ANYWHERE else ()
+    having = [word for word, other in others if any(name in parameter.opts for parameter in other.params)]
+    if not having:
+        return click.NoSuchOption(name, ctx=error.ctx)
+    message = say("No such option '{option}'; it is an option of {commands}.", option=name, commands=both(having))
+    return click.UsageError(message, error.ctx)
+
+
+_ANYWHERE = ("--json", "--html", "--set", "--lang")  # of so many commands that their names say nothing
 
 
 def without_cluster(command: click.Command, error: click.NoSuchOption) -> click.UsageError | None:
@@ -121,7 +180,7 @@ def without_cluster(command: click.Command, error: click.NoSuchOption) -> click.
 
 def text_of(error: click.UsageError, language: str) -> str:
     """The messages of an error in a language, a line each."""
-    errors = error.errors if isinstance(error, BadValuesError) else (error,)
+    errors = error.errors if isinstance(error, BadWordsError) else (error,)
     return "\n".join(in_language(message_of(one), language) for one in errors)
 
 

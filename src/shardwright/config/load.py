@@ -12,6 +12,7 @@ from shardwright.config import catalog
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError, error_text, shortened
 from shardwright.config.checks.check import faults_without_plan, job_faults
+from shardwright.config.cluster_facts import node_devices
 from shardwright.config.field_texts import described
 from shardwright.config.job import JobSpec
 from shardwright.config.job_file import names_model, read_fields
@@ -100,8 +101,13 @@ def job_of_fields(fields: dict[str, Any], overrides: Sequence[str], subject: str
 
 
 def job_to_plan(fields: dict[str, Any], subject: str) -> JobSpec:
-    """A job for which a plan is to be searched: all but its own plan is checked. Raises PlanError with every fault."""
+    """A job for which a plan is to be searched: all but its own plan is checked. Where the cluster says its nodes, and
+    not how many devices one has, they are the usual ones of its device. Raises PlanError with every fault."""
     spec, faults = validate_fields(fields)
+    cluster = spec.cluster
+    if not faults and not cluster.num_devices and "nodes" in cluster.model_fields_set:
+        usual = cluster.model_copy(update={"devices_per_node": node_devices(cluster)})
+        spec = spec.model_copy(update={"cluster": usual})
     if faults := faults or faults_without_plan(spec):
         raise PlanError(subject, faults)
     return spec

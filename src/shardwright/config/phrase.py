@@ -177,7 +177,10 @@ def in_language(text: str, language: str) -> str:
 
 
 def spoken(data: Any, language: str) -> Any:
-    """Dictionaries and lists, as of JSON, with their phrases in a language."""
+    """Dictionaries and lists, as of JSON, with their phrases in a language. In English they are as they are, for a
+    phrase is an English text, and answers have tens of thousands of numbers."""
+    if language == ENGLISH:
+        return data
     if isinstance(data, dict):
         return {in_language(key, language): spoken(value, language) for key, value in data.items()}
     if isinstance(data, (list, tuple)):

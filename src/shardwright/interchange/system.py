@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from shardwright.config.job import JobSpec
@@ -31,6 +31,18 @@ class SourceSystem:
     is_behind_scripts: bool = False  # its programs have no name or option of their own: a configuration tells them
 
 
+@dataclass(frozen=True)
+class RunFiles:
+    """The files by which a job is run for good, and not looked at: with its own data, and with checkpoints.
+
+    `write` takes the job, the folder from which its paths are, and the seconds of a step (0 if unknown). It raises
+    PlanError. `program` is the file of the system's own code that run.sh starts.
+    """
+
+    program: str
+    write: Callable[[JobSpec, Path, float], dict[str, str]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class System(SourceSystem):
     """One system whose files are read and written: a function that writes files, and `settings`, which returns a job's
@@ -39,6 +51,7 @@ class System(SourceSystem):
     write: Callable[[JobSpec], dict[str, str]]
     settings: Callable[[JobSpec], dict[str, Any]]
     software: str  # the generation of software as which its plans are priced
+    run_files: RunFiles | None = None  # None if `launch` does not start its jobs
     written: Mapping[str, tuple[Any, ...]] = field(
         default_factory=dict
     )  # field of the plan -> values that `write` can say, where its software has others, too

@@ -61,6 +61,16 @@ class PredictedPlan:
         except (KeyError, ValueError) as error:
             return error_text(error)
 
+    @property
+    def known_step(self) -> StepTime | None:
+        """The time of the step, if it is computed already; None if there is none, too."""
+        step = vars(self if self.unpriced is None else self.unpriced).get("step")
+        return None if isinstance(step, str) else step
+
+    def take_step(self, step: StepTime) -> None:
+        """Take the time of the step from a process that has computed it."""
+        vars(self if self.unpriced is None else self.unpriced).setdefault("step", step)
+
     @cached_property
     def priced(self) -> PricedStep | str:
         """The predicted time and money; or the reason why there is none."""

@@ -1,5 +1,6 @@
-"""A second process of the server that makes the memory of a plan while the first one makes its traffic and timeline:
-`python -m shardwright.studio.part_process LANGUAGE` reads questions as lines of JSON, and prints an answer to each.
+"""A second process of the server that makes the memory of a plan and its traffic, while the first one makes its step
+and its timeline: `python -m shardwright.studio.part_process LANGUAGE` reads questions as lines of JSON, and prints an
+answer to each.
 """
 
 import asyncio
@@ -10,14 +11,17 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.phrase import ENGLISH, spoken
 from shardwright.report.plan_parts import Part
+from shardwright.simulate.closed_form import StepTime
 from shardwright.studio.page_state import PageState
 from shardwright.studio.plan_answer import PlanAnswers, warm_up
 
-PART = "memory"  # about half of the time of all parts but the step
+PART = "memory"  # with the traffic about half of the time of all parts but the step
+AFTER_STEP = "links"  # the traffic, which takes the time of the step
 _MOST_LINE = 2**26  # bytes of one answer
 _NEW_OBJECTS = 100_000  # after so many Python looks for garbage
 
@@ -56,10 +60,13 @@ class PartProcess:
         """True if it waits for questions."""
         return self._process is not None and self._process.returncode is None
 
-    def ask(self, state: PageState, known: dict[str, str]) -> "asyncio.Future[bytes]":
-        """The line of the part of a state; empty if there is none, since the plan has faults or the process has
-        ended."""
-        return asyncio.ensure_future(self._answer({"state": dict(state.texts), "known": known}))
+    def ask(
+        self, state: PageState, known: dict[str, str], part: str = PART, step: StepTime | None = None
+    ) -> "asyncio.Future[bytes]":
+        """The line of a part of a state, whose step takes `step` if the caller knows; empty if there is none, since the
+        plan has faults or the process has ended."""
+        question = {"part": part, "state": dict(state.texts), "known": known, "step": step and asdict(step)}
+        return asyncio.ensure_future(self._answer(question))
 
     async def _begin(self, process: Process) -> None:
         assert process.stdout is not None
@@ -80,13 +87,16 @@ class PartProcess:
                 process.stdin.write(json.dumps(question).encode() + b"\n")
                 await process.stdin.drain()
                 line = await process.stdout.readline()
-                return line if line and json.loads(line)["part"] == PART else b""
+                return line if line and json.loads(line)["part"] == question["part"] else b""
         return b""
 
 
 def made_part(answers: PlanAnswers, question: dict[str, Any]) -> Part:
     """The part of a question's state, or the faults of its plan."""
-    return next(answers.parts(PageState.read(question["state"]), (PART,), question["known"]))
+    state, step = PageState.read(question["state"]), question["step"]
+    if step is not None:
+        answers.take_step(state, StepTime(**step))
+    return next(answers.parts(state, (question["part"],), question["known"]))
 
 
 def main() -> None:

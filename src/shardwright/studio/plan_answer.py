@@ -1,6 +1,7 @@
 """The answer to a state of the page, in parts: what is quick to compute comes first, and the page shows it at once."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 
@@ -15,6 +16,7 @@ from shardwright.config.model import ModelSpec
 from shardwright.config.phrase import ENGLISH
 from shardwright.cost.calibration import shipped
 from shardwright.report.plan_parts import PARTS, Part, PredictedPlan
+from shardwright.simulate.closed_form import StepTime
 from shardwright.studio.controls import on_page
 from shardwright.studio.page_state import SECTIONS, PageState
 
@@ -61,6 +63,18 @@ class PlanAnswers:
             elif name in PARTS:
                 content = {} if (known or {}).get(name) == key.text else self._known_part(key, name)
                 yield {"part": name, "key": key.text} | content
+
+    def known_step(self, state: PageState) -> StepTime | None:
+        """The time of the step of a state, if it is computed already; None without one, too."""
+        try:
+            return self._prediction(state)[1].known_step
+        except PlanError:
+            return None
+
+    def take_step(self, state: PageState, step: StepTime) -> None:
+        """Take the time of the step of a state, which somebody else has computed."""
+        with suppress(PlanError):  # the answer has the faults
+            self._prediction(state)[1].take_step(step)
 
     def _predicted(self, state: PageState) -> "tuple[_UnpricedKey, PredictedPlan]":
         """The plan that a state describes, and the key of all plans that differ from it in prices alone. Raises

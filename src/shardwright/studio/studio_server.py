@@ -10,6 +10,7 @@ import json
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -33,7 +34,7 @@ from shardwright.studio.controls import controls_dict
 from shardwright.studio.dropped_file import state_of_files
 from shardwright.studio.exports import FORMATS, files
 from shardwright.studio.page_state import SUBJECT, PageState
-from shardwright.studio.part_process import PART, PartProcess
+from shardwright.studio.part_process import AFTER_STEP, PART, PartProcess
 from shardwright.studio.plan_answer import PlanAnswers, fault_part
 from shardwright.studio.plan_search import answers
 
@@ -130,11 +131,14 @@ class Studio:
         async with self._turn:
             if await request.is_disconnected():
                 return
-            other = None
-            if PART in wanted and self._part_process.is_ready:
-                wanted = [name for name in wanted if name != PART]
-                other = asyncio.ensure_future(self._line_of_other(state, known))
-            lines = _lines_of_both(self._parts(state, wanted, known), other)
+            moved = {name for name in (PART, AFTER_STEP) if name in wanted and self._part_process.is_ready}
+            if moved == {AFTER_STEP} and len(wanted) == 1:
+                moved = set()  # nothing is left to be made beside it
+            lines = _lines_of_both(
+                self._parts(state, [name for name in wanted if name not in moved], known),
+                self._line_of_other(state, known, PART) if PART in moved else None,
+                partial(self._line_of_other, state, known, AFTER_STEP) if AFTER_STEP in moved else None,
+            )
             try:
                 async for line in lines:
                     if await request.is_disconnected():
@@ -143,10 +147,15 @@ class Studio:
             finally:
                 await lines.aclose()  # type: ignore[attr-defined]
 
-    async def _line_of_other(self, state: PageState, known: dict[str, str]) -> bytes:
-        """The line of the part that the second process makes; if it has ended, of the part as it is made here."""
-        line = await self._part_process.ask(state, known)
-        return line or await run_in_threadpool(lambda: _line(next(self._parts(state, [PART], known))))
+    def _line_of_other(self, state: PageState, known: dict[str, str], part: str) -> "asyncio.Future[bytes]":
+        """The line of a part that the second process makes; if it has ended, of the part as it is made here."""
+        step = self._answers.known_step(state) if part == AFTER_STEP else None
+
+        async def line() -> bytes:
+            made = await self._part_process.ask(state, known, part, step)
+            return made or await run_in_threadpool(lambda: _line(next(self._parts(state, [part], known))))
+
+        return asyncio.ensure_future(line())
 
     async def search(self, request: Request) -> Response:
         """The answers of a search, a line of JSON each. It ends when the page leaves."""
@@ -201,29 +210,41 @@ class Studio:
         return JSONResponse(spoken(content, self._language))
 
 
-async def _lines_of_both(parts: Iterator[Part], other: "asyncio.Future[bytes] | None") -> AsyncIterator[bytes]:
-    """The lines of parts, which are made in a thread, one after the other; and the line of another process, as soon as
-    it is there, but not before the step, and not if the plan has faults."""
+async def _lines_of_both(
+    parts: Iterator[Part],
+    other: "asyncio.Future[bytes] | None",
+    ask_after_step: "Callable[[], asyncio.Future[bytes]] | None" = None,
+) -> AsyncIterator[bytes]:
+    """The lines of parts, which are made in a thread, one after the other; and the lines of another process, as soon as
+    they are there, but not before the step, and not if the plan has faults. `other` is asked for already, and the other
+    line once the step is made; without a step, at the end of the parts."""
     own: asyncio.Future[tuple[str, bytes]] | None = _next_line(parts)
-    names = []
+    others: set[asyncio.Future[bytes]] = set() if other is None else {other}
+    names = list[str]()
     try:
         while own is not None:
-            both: list[asyncio.Future[Any]] = [own, other] if other is not None and "step" in names else [own]
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            waited: set[asyncio.Future[Any]] = {own, *(others if "step" in names else ())}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if own.done():
                 name, line = own.result()
                 names.append(name)
                 own = _next_line(parts) if name else None
+                if ask_after_step is not None and (name == "step" or own is None) and "faults" not in names:
+                    others.add(ask_after_step())
+                    ask_after_step = None
                 if name:
                     yield line
-            if other is not None and other in both and other.done():
-                yield other.result()
-                other = None
-        if other is not None and "faults" not in names:
-            yield await other
+            for done in [one for one in others & waited if one.done()]:
+                others.remove(done)
+                yield done.result()
+        while others and "faults" not in names:
+            done_ones, _ = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+            others -= done_ones
+            for done in done_ones:
+                yield done.result()
     finally:
-        if other is not None:
-            other.cancel()
+        for one in others:
+            one.cancel()
         with anyio.CancelScope(shield=True):
             if own is not None:
                 await own

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from shardwright.config.base import shortened
@@ -21,12 +21,13 @@ from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words, script_text
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import read_row, write_table
-from shardwright.interchange.system import System
+from shardwright.interchange.system import RunFiles, System
 from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_experts import EXPERTS, FURTHER, MTP, OVER_EXPERTS
 from shardwright.interchange.systems.megatron_forks import OF_FORKS, with_defaults_of_fork
 from shardwright.interchange.systems.megatron_model import LATENT, LENGTH, MODEL, REQUIRED, SHAPE
 from shardwright.interchange.systems.megatron_plan import PLAN, WORLD
+from shardwright.interchange.systems.megatron_run import run_words
 from shardwright.interchange.systems.megatron_training import TRAINING
 from shardwright.interchange.systems.megatron_yaml import OPTION as YAML
 from shardwright.interchange.systems.megatron_yaml import SIGNS as YAML_SIGNS
@@ -267,13 +268,22 @@ def _sections(job: JobSpec) -> list[tuple[str, Any]]:
 
 def write(job: JobSpec) -> dict[str, str]:
     """The launch script of a job, by its file name."""
+    return _script(job, ["--mock-data", "--split 99,1,0"])
+
+
+def write_to_run(job: JobSpec, folder: Path, step_s: float) -> dict[str, str]:
+    """The launch script of a job with its data and with checkpoints. Raises PlanError."""
+    return _script(job, run_words(job, folder, step_s))
+
+
+def _script(job: JobSpec, data: list[str]) -> dict[str, str]:
     sections = {name: flag_words(write_table(table, job)) for name, table in _sections(job)}
     if job.model.moe.experts:
         sections["MODEL"].append("--moe-grouped-gemm")
     is_fsdp = any(line.startswith("--use-megatron-fsdp") for line in sections["PARALLEL"])
     if "--use-distributed-optimizer" in sections["PARALLEL"]:
         sections["PARALLEL"] += ["--overlap-grad-reduce", "--overlap-param-gather"]
-    sections["DATA"] = ["--mock-data", "--split 99,1,0"]
+    sections["DATA"] = data
     exports = {} if is_fsdp else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     text = script_text(job, "Megatron-LM", program("megatron"), sections, exports)
     return {"run.sh": text}
@@ -286,6 +296,7 @@ FACTS = System(
     prefix="--",
     read=read,
     write=write,
+    run_files=RunFiles(program("megatron"), write_to_run),
     settings=flags,
     software="megatron-core",
     written=WRITTEN,

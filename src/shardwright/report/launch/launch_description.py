@@ -66,8 +66,8 @@ def launch_of(
 ) -> Launch:
     """The launch of a checked job in a folder; its run writes to `run_folder`. PlanError with every fault."""
     faults = options.faults()
-    on_cpu = _runs_on_cpu(job)
-    faults += _device_faults(job, on_cpu)
+    on_cpu = _runs_on_cpu(job) and not options.target
+    faults += _device_faults(job, on_cpu or bool(options.target))
     try:
         layout = server_layout(job)
         links = link_environment(job, layout, on_cpu)
@@ -77,7 +77,7 @@ def launch_of(
         raise PlanError(say("launch of {name}", name=job.name), faults)
     needs_prediction = job.checkpoint.is_on or options.launcher != "torchrun"  # torchrun has no time limit
     predicted = _predicted(job) if needs_prediction else None
-    saving = _saving(job, run_folder, options, predicted)
+    saving = None if options.target else _saving(job, run_folder, options, predicted)
     limit_s, save_s = options.limit_s, saving.seconds if saving is not None else 0
     if limit_s and save_s and limit_s <= 2 * save_s:
         fault = say(
@@ -89,7 +89,8 @@ def launch_of(
             double=2 * save_s,
         )
         raise PlanError(say("launch of {name}", name=job.name), [fault])
-    notes = [*_part_notes(job), *links.notes, *_saving_notes(saving), *_length_notes(job, options, predicted)]
+    saving_notes = [] if options.target and job.checkpoint.is_on else _saving_notes(saving)
+    notes = [*_part_notes(job), *links.notes, *saving_notes, *_length_notes(job, options, predicted)]
     return Launch(job, words, folder, options, layout, on_cpu, links, saving, tuple(notes))
 
 
@@ -129,6 +130,12 @@ def _predicted(job: JobSpec) -> Estimate | None:
         return estimate(job)
     except (KeyError, ValueError):  # too little is known of the device
         return None
+
+
+def predicted_step_s(job: JobSpec) -> float:
+    """The predicted seconds of a step; 0 if too little is known."""
+    predicted = _predicted(job)
+    return 0.0 if predicted is None else float(predicted.step.total)
 
 
 def _part_notes(job: JobSpec) -> list[str]:

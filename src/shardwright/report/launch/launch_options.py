@@ -39,6 +39,7 @@ class LaunchOptions:
     image: str = ""
     claim: str = ""
     first_node: str = ""
+    target: str = ""  # the software that runs the job, where it is not this runtime
 
     @property
     def launcher(self) -> Launcher:
@@ -78,6 +79,17 @@ class LaunchOptions:
                         options=options,
                     )
                 )
+        if self.target and self.launcher != "slurm":
+            faults.append(
+                say(
+                    "--for says nothing to --{launcher}; use --slurm, or start what `shardwright export JOB --to "
+                    "{target}` writes",
+                    launcher=self.launcher,
+                    target=self.target,
+                )
+            )
+        if self.target and self.save_before:
+            faults.append(say("--save-before is of this runtime, and --for names other software; leave one out"))
         if self.launcher == "kubernetes" and not self.image:
             faults.append(say("--kubernetes runs the job in containers and no image is named; name one with --image"))
         return faults + self._faults_of_values()

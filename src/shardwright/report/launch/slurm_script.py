@@ -79,7 +79,7 @@ def slurm_script(launch: Launch) -> str:
         "#!/bin/bash",
         f"# shardwright launch --slurm: {launch.heading}",
         QUOTED,
-        *(f"#SBATCH --{line}" for line in _directives(launch)),
+        *(f"#SBATCH --{line}" for line in directives(launch, launch.layout.ranks_per_server)),
         "",
         f"cd {shlex.quote(str(launch.folder))} || exit 2",
         "",
@@ -108,31 +108,38 @@ def slurm_name(name: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)[:128] or "job"
 
 
-def _directives(launch: Launch) -> list[str]:
+def directives(launch: Launch, tasks_per_node: int) -> list[str]:
+    """The options of sbatch, as the script says them."""
     options, layout = launch.options, launch.layout
-    directives = [f"job-name={slurm_name(launch.job.name)}", f"nodes={layout.servers}"]
-    directives.append(f"ntasks-per-node={layout.ranks_per_server}")
+    words = [f"job-name={slurm_name(launch.job.name)}", f"nodes={layout.servers}"]
+    words.append(f"ntasks-per-node={tasks_per_node}")
     if not launch.on_cpu:
-        directives.append(f"gpus-per-node={layout.ranks_per_server}")
+        words.append(f"gpus-per-node={layout.ranks_per_server}")
     if layout.is_full and not launch.on_cpu:
-        directives += ["exclusive", "mem=0"]
+        words += ["exclusive", "mem=0"]
     if layout.servers_per_node > 1:  # a block of Slurm's topology is a domain of fast links
-        directives.append(f"segment={layout.servers_per_node}")
+        words.append(f"segment={layout.servers_per_node}")
     if options.limit_s:
-        directives.append(f"time={limit_text(options.limit_s)}")
-    directives += [f"{name}={getattr(options, name)}" for name in ("account", "partition") if getattr(options, name)]
+        words.append(f"time={limit_text(options.limit_s)}")
+    words += [f"{name}={getattr(options, name)}" for name in ("account", "partition") if getattr(options, name)]
     requeue_options = ["requeue", f"signal=B:USR1@{launch.save_s}"] if launch.saving is not None else ["no-requeue"]
-    return [*directives, "output=%x-%j.out", "open-mode=append", *requeue_options]
+    return [*words, "output=%x-%j.out", "open-mode=append", *requeue_options]
 
 
 def _srun_options(launch: Launch) -> list[str]:
-    srun_options = ["--distribution=block --cpu-bind=none --kill-on-bad-exit=0 --wait=0"]
-    if launch.options.image:
-        mounts = ",".join(f"{folder}:{folder}" for folder in _mounted(launch))
-        srun_options.append(f"--container-image={shlex.quote(launch.options.image)}")
-        srun_options.append(f"--container-mounts={shlex.quote(mounts)}")
-        srun_options.append(f"--container-workdir={shlex.quote(str(launch.folder))}")
-    return srun_options
+    return ["--distribution=block --cpu-bind=none --kill-on-bad-exit=0 --wait=0", *container_options(launch)]
+
+
+def container_options(launch: Launch) -> list[str]:
+    """The options of srun for containers of an image; none without one."""
+    if not launch.options.image:
+        return []
+    mounts = ",".join(f"{folder}:{folder}" for folder in _mounted(launch))
+    return [
+        f"--container-image={shlex.quote(launch.options.image)}",
+        f"--container-mounts={shlex.quote(mounts)}",
+        f"--container-workdir={shlex.quote(str(launch.folder))}",
+    ]
 
 
 def _mounted(launch: Launch) -> list[str]:
