@@ -93,6 +93,9 @@ def test_software_keeps_what_it_does_not_gather_again() -> None:
     assert kept_bytes(chains(GPT, split, once)["dense"], "none") == kept_bytes(
         chains(GPT, split, again)["dense"], "none"
     )
+    for policy in ("full", "matmul"):  # of a layer's input a rank keeps its own part, whatever its products keep
+        assert kept_bytes(many, policy) == kept_bytes(few, policy)
+    assert kept_bytes(many, "full") == 2 * stream / 4
     assert not software_of("torchtitan").gathers_again and software_of("nanotron").gathers_again
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from shardwright.config.model_shape import ModelShape
+from shardwright.config.section_shapes import ExpertShape
 from shardwright.config.software import SoftwareSpec, software_of
-from shardwright.cost.calibration import shipped
+from shardwright.cost.calibration import shipped, software_under
 from shardwright.layers.chains import chains
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.memory.allocator_slack import (
@@ -22,6 +23,7 @@ from shardwright.memory.allocator_slack import (
     update_bytes,
 )
 from shardwright.memory.fit_chance import SPREAD, fit_chance
+from shardwright.memory.gathered_weights import gathered_bytes
 from shardwright.memory.rank_estimate import peak_memory, rank_memory
 
 SHAPE = ModelShape(
@@ -221,6 +223,17 @@ def test_the_update_of_deepspeed_has_blocks_of_its_own(zero: int, largest: int, 
     assert np.all(blocks.needed == bucket) and np.all(blocks.reserved == bucket + copies * 500)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_zero_3_of_deepspeed_updates_one_group_after_another(precision: str) -> None:
+    """Of 12e9 elements over 4 ranks it makes copies of 1e9 at once, in 16 bits and in float32; of 2e9 over 4 of all.
+    They stand beside the gradients, so a plan needs them where a step's activations are fewer bytes."""
+    grid = replace(GRID, zero=3, dp=4, global_batch=64, precision=precision)
+    deepspeed = software_under(run(grid, "deepspeed-2024"))
+    for elements, group in ((12e9, 1e9), (2e9, 0.5e9)):
+        blocks = update_bytes(deepspeed, grid.as_arrays(), (np.array([elements]),), 0.0)
+        assert np.all(blocks.needed == 6 * group) and np.all(blocks.reserved == 6 * group)
+
+
 def test_bfloat16_gradients_stay_beside_those_in_float32() -> None:
     """And are turned into what is sent, all at once, when activations are gone: where these are few it is the peak."""
     grid = PlanGrid(dp=4, tp=8, pp=1, microbatch=1, global_batch=64, zero=1, recompute="full", precision="bf16")
@@ -276,10 +289,26 @@ def test_what_lies_idle_between_blocks_counts_where_there_is_room() -> None:
 
 
 def test_a_loop_of_layers_gathers_one_at_a_time() -> None:
-    """ZeRO-3 of XLA holds one gathered layer of 2 bytes an element less than software that fetches the next one."""
+    """ZeRO-3 of XLA holds one gathered layer of 2 bytes an element and the gradient of its largest weight of 4, or a
+    table and its gradient beside the loss; what fetches ahead holds two layers, the tables, and a layer's gradients."""
     grid = replace(GRID, dp=8, tp=1, sequence_parallel=False, zero=3)
     loop = software_of("xla")
-    layer = 4 * 1024**2 + 3 * 1024 * 4096 + 2 * 1024
-    one, two = (float(peak_memory(run(grid, name), shipped()).buffers) for name in ("xla", "megatron-core"))
+    layer, weight, table = 4 * 1024**2 + 3 * 1024 * 4096 + 2 * 1024, 1024 * 4096, 32768 * 1024
     assert (loop.gathered_layers, software_of("megatron-core").gathered_layers) == (1, 2)
-    assert two - one == pytest.approx(2 * layer, rel=0.01)
+    small = replace(SHAPE, vocab=1024)  # the loss needs less than the backward of a layer
+    in_loop = float(peak_memory(run(grid, "xla", small), shipped()).buffers)
+    assert in_loop == pytest.approx(2 * layer + 4 * weight, rel=0.001)
+    fetched = float(peak_memory(run(grid, "megatron-core"), shipped()).buffers)
+    assert fetched == pytest.approx(2 * (2 * layer + 2 * table) + 4 * layer, rel=0.001)
+    at_loss = peak_memory(run(replace(grid, microbatch=1), "xla", replace(SHAPE, vocab=2**20)), shipped())
+    logit_bytes = 2.0 * 4096 * 2**20
+    assert float(at_loss.working + at_loss.buffers) == pytest.approx(logit_bytes + 6 * 2**30, rel=0.03)
+
+
+@pytest.mark.parametrize(("expert_tp", "ep"), [(1, 1), (1, 4), (2, 2)])
+def test_gradients_of_experts_in_a_loop_are_of_one_weight(expert_tp: int, ep: int) -> None:
+    """Experts of one map are one weight of all experts of a rank; gate and up are two."""
+    shape = replace(SHAPE, vocab=1024, experts=ExpertShape(num=8, topk=2, ffn=4096))
+    grid = replace(GRID, dp=8, tp=2, ep=ep, expert_tp=expert_tp, zero=3)
+    held = gathered_bytes(run(grid, "xla", shape), software_of("xla"), 0.0, 1)
+    assert float(held[0]) == pytest.approx(4 * 8 * 1024 * 4096 / ep / expert_tp)

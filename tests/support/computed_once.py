@@ -29,6 +29,7 @@ COMPUTED = (
     (scaled, "scaled"), (validate, "validate"), (objectives, "search"), (repair, "search"),
 )  # fmt: skip
 FOLDER = "SHARDWRIGHT_TESTS_COMPUTED"  # the variable with the folder that the processes of a run share
+_OF_SPEED = ("memo", "on_first")  # options that change no result: what is remembered, and who begins beside a search
 _LONG_S = 0.2  # what took less is computed again sooner than read
 _results: dict[tuple[Any, str], Any] = {}
 
@@ -44,7 +45,7 @@ def computed_once() -> Iterator[None]:
 
 def _once(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """The result of a function, kept by the text of its arguments, unless one of them is known by its place alone."""
-    asked = {name: value for name, value in options.items() if name != "memo"}  # which changes no price
+    asked = {name: value for name, value in options.items() if name not in _OF_SPEED}
     key = (function, repr((args, asked)))
     if " at 0x" in key[1]:
         return function(*args, **options)

@@ -209,10 +209,10 @@ class SoftwareSpec(SoftwareMemorySpec):
     moment_bytes: Literal[2, 4] = Field(
         4, description="Bytes of each of an optimizer's moments, where a job does not say them."
     )
-    gradient_buckets: Literal[0, 2] = Field(
+    gradient_buckets: Literal[0, 2, 4] = Field(
         0,
         description="Bytes by element of buckets in which gradients wait for those of other replicas, beside the "
-        "gradients that are added up.",
+        "gradients that are added up, where each rank has all of them; no more than those have.",
     )
     bucket_mib: Number = Field(
         0.0,

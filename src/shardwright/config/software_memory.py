@@ -70,6 +70,9 @@ class SoftwareMemorySpec(Spec):
         description="ZeRO-1 gathers updated parameters into contiguous copies: one of each rank's share, one of all.",
     )
     fresh_gradients: bool = Field(False, description="The first backward of a step makes the tensors of gradients.")
+    lone_loss: bool = Field(
+        False, description="Where gradients are made so, the loss of a step of one microbatch has none beside it."
+    )
     expandable_segments: bool = Field(
         False,
         description="torch's allocator has segments that grow, so that little is lost between blocks.",
@@ -80,12 +83,32 @@ class SoftwareMemorySpec(Spec):
     step_bytes: Number = Field(
         0.0, description="Bytes of copies during the update, by element of the optimizer state of a rank."
     )
+    splits_inputs: bool = Field(
+        False,
+        description="Inputs that layers keep to be recomputed are split over tp ranks, and gathered in the backward.",
+    )
+    gradient_copies: Literal[0, 6] = Field(
+        0,
+        description="Where gradients are in 16 bits: bytes by element of those of the step before and of float32 "
+        "copies for the update, which stay through a step.",
+    )
+    casts_gradients: bool = Field(
+        False,
+        description="Where gradients are in 16 bits, the update makes float32 copies of them, when activations are "
+        "free.",
+    )
+    moment_copies: Number = Field(
+        0.0,
+        description="Copies of one of the optimizer's moments that the update makes at once, when activations are "
+        "free.",
+    )
     update_blocks: UpdateBlocksSpec | None = Field(
-        None, description="What ZeRO-1 and 2 allocate to reduce gradients and update; left out, nothing."
+        None, description="What ZeRO allocates to reduce gradients and update; left out, nothing."
     )
     bf16_update_blocks: UpdateBlocksSpec | None = Field(None, description="The same where products are in bfloat16.")
     gathered_layers: Annotated[int, Field(gt=0, le=2)] = Field(
         2,
         description="Layers whose parameters ZeRO-3 has gathered at once: 2 where the next one's come while one "
-        "computes, 1 where layers are the turns of a loop, whose body gathers what it uses.",
+        "computes, 1 where layers are the turns of a loop, whose body gathers what it uses and reduces each gradient "
+        "where it makes it.",
     )

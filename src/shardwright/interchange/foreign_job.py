@@ -11,7 +11,7 @@ from shardwright.config.base import PlanError, error_text, printable, shortened
 from shardwright.config.phrase import say, with_changed_texts
 from shardwright.config.user_file import FileFault, system_reason
 from shardwright.interchange.imported import Asked, Imported, imported
-from shardwright.interchange.named_files import engine_texts, library_texts, model_texts, text_of
+from shardwright.interchange.named_files import base_texts, engine_texts, library_texts, model_texts, text_of
 from shardwright.interchange.named_scripts import script_texts
 from shardwright.interchange.reading.file_signs import OWN
 from shardwright.interchange.reading.plain_data import read_data
@@ -49,13 +49,16 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     try:
         scripts = script_texts(first, texts)
         engines, models = engine_texts(first, texts | scripts), model_texts(first, texts | scripts)
+        bases = base_texts(first, texts)
         library = library_texts(system.library, first, texts)
+    except ShellFault as error:
+        raise PlanError(subject, [error_text(error)]) from None
     except (FileFault, OSError) as error:
         raise PlanError(subject, [say("{fault} (the files name it)", fault=_unreadable(error))]) from None
-    job = job_of_texts(system, texts | scripts | engines | models | library, asked, subject)
+    job = job_of_texts(system, texts | scripts | engines | models | bases | library, asked, subject)
     notes = [*held]
     notes += [say("the model is {path}, which the files name", path=path) for path in models]
-    notes += [say("{path} is read, which the files name", path=path) for path in (*scripts, *engines)]
+    notes += [say("{path} is read, which the files name", path=path) for path in (*scripts, *engines, *bases)]
     return replace(job, assumed=(*notes, *job.assumed))
 
 

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from shardwright.config.phrase import fixed
+from shardwright.interchange.reading.plain_data import keys_of, object_of
 
 KNOWN_FILES = ("known.toml", "known_megatron.toml", "known_trainers.toml")
 
@@ -95,6 +96,8 @@ _PARTS = (
     "prompt_tuning",
 )
 _LATENT_RANK = re.compile(r"(q|kv)[-_]lora[-_]rank")  # of latent attention, which has no adapters
+_UNSAID = "?"  # a value that is not known
+_COPIES = ("data_parallel", "data-parallel", "ddp")  # values of a parallelism that a job without other words has
 _NO_VALUES = ("0", "0.0", "none", "null", "false", "no", "full", "standard", "{}", "[]")
 
 
@@ -114,11 +117,13 @@ def says_part(value: Any) -> bool:
 
 def could_matter(name: str, value: Any, *systems: str) -> bool:
     """True if an unknown setting could change the plan, by its section or by the words of its name or of its keys."""
-    if isinstance(value, dict):
-        return any(could_matter(f"{name}.{key}", inner, *systems) for key, inner in value.items())
+    if inner := object_of(value):
+        return any(could_matter(f"{name}.{key}", part, *systems) for key, part in inner.items())
     text = str(value).lower()
+    if keys := keys_of(text):
+        return any(could_matter(f"{name}.{key}", _UNSAID, *systems) for key in keys)
     is_degree = _DEGREES.search(name) or re.search(r"parallel|degree|size$", name)
-    if text in _NO_VALUES or (text == "1" and is_degree):
+    if text in (*_NO_VALUES, *_COPIES) or (text == "1" and is_degree):
         return False
     sections = tuple(section for system in systems for section in _known()["sections"].get(system, ()))
     is_listed = any(name in _known()["changes"].get(system, ()) for system in systems)

@@ -1,8 +1,9 @@
 """The training command of a launch script, and the nodes and devices that its launcher starts."""
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
@@ -19,7 +20,7 @@ from shardwright.interchange.launched_ranks import (
     launcher_words,
     visible_devices,
 )
-from shardwright.interchange.reading.file_signs import CONFIGURATIONS
+from shardwright.interchange.reading.file_signs import COMMENT, CONFIGURATIONS
 from shardwright.interchange.reading.loose_words import LooseWord, loose_words, without_unset_groups
 from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
@@ -95,7 +96,21 @@ def find_training_command(
                 others=tuple(str(command.line) for command in earlier[:5]),
             )
         )
-    return _of_command(last, script)
+    return _with_environment(_of_command(last, script), texts.values())
+
+
+def _with_environment(command: Launched, texts: Iterable[str]) -> Launched:
+    """A command of a tool that takes its nodes from the environment, with that variable among the missing ones if the
+    scripts use it and none sets it: one node would be a guess."""
+    is_asked = PurePath(command.program).name in _TOOLS_BY_ENVIRONMENT and _NODES not in command.exported
+    if not is_asked or command.nodes or not any(_USE_OF_NODES.search(COMMENT.sub("", text)) for text in texts):
+        return command
+    return replace(command, missing=tuple(dict.fromkeys([*command.missing, _NODES])))
+
+
+def nodes_by_environment(command: Launched) -> int:
+    """The nodes that a tool starts by its environment, one if nothing says more; 0 if that is not known."""
+    return 0 if _NODES in command.missing else whole(command.exported.get(_NODES, "1")) or 0
 
 
 def _reasons_without_training(script: Script) -> list[str]:
@@ -126,13 +141,17 @@ def _reasons_without_training(script: Script) -> list[str]:
         programs.insert(
             0, say("line {line}: the script ends there; its arguments stand behind --", line=script.ended_on)
         )
-    reasons = list(dict.fromkeys([*scripts[:2], *asked[:2], *programs[-2:], *others]))[:3]
-    return reasons or _started_otherwise(script)
+    named = [*scripts[:2], *asked[:2], *programs[-2:]]
+    named = named or _started_otherwise(script, *((*NODE_LAUNCHERS, *_RANK_LAUNCHERS) if others else ()))
+    return list(dict.fromkeys([*named, *others]))[:3]
 
 
-def _started_otherwise(script: Script) -> list[str]:
-    """The last command that a launcher starts, or any, where nothing else is a reason."""
+def _started_otherwise(script: Script, *launchers: str) -> list[str]:
+    """The last command that a launcher starts, or any, where no script and no program is a reason; with `launchers` one
+    that they start alone."""
     commands = [command for command in script.commands if not command.words[0].startswith("-")]
+    if launchers:
+        commands = [command for command in commands if _name_of(command.words[0]) in launchers]
     if not commands:
         return []
     launched = [command for command in commands if set(map(_name_of, command.words)) & {*NODE_LAUNCHERS}]
@@ -246,13 +265,26 @@ def _of_command(command: Command, script: Script) -> Launched:
     arguments, emptied = without_unset_groups(words[program_index + 1 :], script.variables.values.keys())
     notes += emptied
     return Launched(
-        settings_of(launcher_words(launchers)), settings_of(arguments), ranks.nodes, ranks.devices_per_node,
+        settings_of(launcher_words(launchers)), settings_of(_as_options(arguments)),
+        ranks.nodes, ranks.devices_per_node,
         launcher=PurePath((launcher_words(launchers) or [""])[0]).name,
         program=words[program_index] if program_index >= 0 else "", arguments=tuple(arguments),
         options_file=next((word for word in map(_file_of, arguments[:1]) if word.lower().endswith(CONFIGURATIONS)), ""),
         exported=command.variables, written=dict(script.written), notes=tuple(notes),
         missing=tuple(dict.fromkeys(missing)), loose=loose_words(arguments, is_made), hosts=ranks.hosts,
     )  # fmt: skip
+
+
+def _as_options(words: Sequence[str]) -> list[str]:
+    """The words behind a program, with those of Hydra's as options: model.layers=48 is --model.layers=48."""
+    return [
+        f"--{word.lstrip('+')}" if _HYDRA_WORD.match(word) and not _takes_value(previous) else word
+        for previous, word in zip(["", *words], words, strict=False)
+    ]
+
+
+def _takes_value(word: str) -> bool:
+    return word.startswith("--") and "=" not in word
 
 
 def _unknown_program(words: Sequence[str]) -> int:
@@ -265,6 +297,10 @@ def _unknown_program(words: Sequence[str]) -> int:
     return 0
 
 
+_HYDRA_WORD = re.compile(r"\+{0,2}[A-Za-z_][\w.@/-]{0,200}=")
+_TOOLS_BY_ENVIRONMENT = ("llamafactory-cli", "swift", "megatron")
+_NODES = "NNODES"  # the variable with the number of nodes, as they and torchrun's examples have it
+_USE_OF_NODES = re.compile(rf"(?<!\\)\$\{{?{_NODES}\b(?!:?[-=+?])")  # without a default
 _TOOLS = ("llamafactory-cli", "swift", "megatron", "axolotl", "trl")  # programs that other launchers may start
 _OF_PLACES = ("-w", "-x", "-J", "-p", "-A", "-o", "-e", "-t")  # options of srun with a value that counts nothing
 _TASKS = ("train", "sft", "pt", "pretrain")
@@ -286,6 +322,7 @@ def _place_of_tool(words: Sequence[str]) -> int:
     return next((i for i, (word, task) in pairs if PurePath(word).name in _TOOLS and task in _TASKS), 0)
 
 
+_RANK_LAUNCHERS = ("srun", "mpirun", "mpiexec", "jsrun")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _RENDEZVOUS_WORDS = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
 

@@ -4,17 +4,20 @@ system's files begin from."""
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
 from pathlib import Path, PurePath
 
 from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
+from shardwright.interchange.reading.hydra_defaults import base_paths
+from shardwright.interchange.reading.plain_data import read_data
 
 _MODEL_FOLDER = re.compile(r"\b(?:base_model|model_name_or_path|config_name)[\"']?[:=\s]\s*[\"']?([\w./-]+)")
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 # Names and paths have a most length, so that a long line is read in a time that grows no faster than it.
 # A path that begins with a variable counts from there on.
-_FILE = r"(?:\$\{?\w{1,64}\}?/)?([\w.-][\w./-]{0,512}\.(?:json|ya?ml|toml))\b"
+_FILE = r"(?:\$\{?\w{1,64}\}?/)?(/?[\w.-][\w./-]{0,512}\.(?:json|ya?ml|toml))\b"
 _PATH = rf"[\w-]{{0,64}}[\"']?[:=\s]-?\s*[\"']?{_FILE}"
 # Settings and variables of scripts that name the configuration of DeepSpeed, of FSDP or Accelerate, of a program.
 _ENGINES = (
@@ -25,11 +28,14 @@ _ENGINES = (
         r"|src/train\.py|yaml[-_]cfg|config-file)[=\s]\s*"
         rf"[\"']?{_FILE}"
     ),
+    re.compile(rf"(?m)^[ \t]*(?:export[ \t]+)?CONFIG(?:_PATH)?=[\"']?{_FILE}"),
     re.compile(rf"\.py[\"']?\s[^#;&|]{{0,512}}?--config[=\s]\s*[\"']?{_FILE}"),
     re.compile(rf"\.py[\"']?\s(?:\\\s)?\s*[\"']?{_FILE}"),  # the first argument of a program
 )
-_MOST_BYTES = MIB
-_MOST_ABOVE, _MOST_ROUNDS = 6, 3
+_OF_ENGINES = re.compile(r"^[ \t\"']*(?:distributed_type|compute_environment|zero_optimization)\b", re.MULTILINE)
+_YAML = (".yaml", ".yml")
+_MOST_BYTES, _MOST_BASES = MIB, 16
+_MOST_ABOVE, _MOST_ROUNDS, _MOST_ENDS = 6, 3, 12
 _MOST_IN_LIBRARY = 400
 
 
@@ -65,11 +71,52 @@ def engine_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
         plain = [_COMMENT.sub("", text) for text in known.values()]
         for pattern in _ENGINES:
             named = {match for text in plain for match in pattern.findall(text)}
-            path = below(file, named.pop()) if len(named) == 1 else None
-            is_new = path is not None and (path.name not in names or _is_another_config(path, known))
-            if path is not None and is_new:
-                known[str(path)] = text_of(path)
+            for path in _taken(file, named):
+                if path.name not in names or _is_another_config(path, known):
+                    known[str(path)] = text_of(path)
     return {name: text for name, text in known.items() if name not in texts}
+
+
+def _taken(file: Path, named: Collection[str]) -> list[Path]:
+    """The files to take of some names: a single one, or one that says how things are split and one with the options of
+    the program."""
+    paths = [path for name in sorted(named) if (path := below(file, name)) is not None]
+    if len(named) == 1 or len(paths) != len(named) or len(named) > len(_Kind):
+        return paths if len(named) == 1 else []
+    return paths if len({_kind_of(path) for path in paths}) == len(paths) else []
+
+
+class _Kind(Enum):
+    ENGINE, OPTIONS = range(2)
+
+
+def _kind_of(path: Path) -> _Kind:
+    """The kind of a configuration: how a launcher splits things, or the options of a program."""
+    return _Kind.ENGINE if _OF_ENGINES.search(text_of(path)) else _Kind.OPTIONS
+
+
+def base_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    """The files of groups that a configuration begins from by Hydra's defaults, and those that these do, which lie
+    where Hydra seeks them, by path; without those of a name that is there. A file beside the configuration itself is
+    asked for. FileFault or OSError if one can't be read; ShellFault for a file that is no configuration."""
+    result: dict[str, str] = {}
+    names = {PurePath(name).name for name in texts}
+    pending = [(file, text) for name, text in texts.items() if Path(name) == file and file.suffix in _YAML]
+    while pending and len(result) < _MOST_BASES:
+        place, text = pending.pop(0)
+        for path in base_paths(read_data(place.name, text)) if "defaults" in text else ():
+            if place == file and "/" not in path:
+                continue
+            path_there = next((folder / path for folder in (place.parent, file.parent) if _is_base(folder, path)), None)
+            if path_there is not None and path_there.name not in names:
+                names.add(path_there.name)
+                result[str(path_there)] = text_of(path_there)
+                pending.append((path_there, result[str(path_there)]))
+    return result
+
+
+def _is_base(folder: Path, path: str) -> bool:
+    return ".." not in PurePath(path).parts and not path.startswith("/") and os.path.isfile(folder / path)
 
 
 def _is_another_config(path: Path, texts: Collection[str]) -> bool:
@@ -101,8 +148,12 @@ def _has_unnamed(file: Path, texts: Mapping[str, str]) -> bool:
 
 
 def below(file: Path, name: str) -> Path | None:
-    """The file of a name below the folder of a file, the folders above it or the working folder; None if none is."""
-    if ".." in PurePath(name).parts:
+    """The file of a name below the folder of a file, the folders above it or the working folder; None if none is. Of a
+    path from the root, which another machine has, its end counts: a folder and the file in it, at least."""
+    parts = PurePath(name).parts
+    if ".." in parts:
         return None
+    ends = ["/".join(parts[start:]) for start in range(1, len(parts) - 1)] if name.startswith("/") else [name]
     places = [Path(), *list(file.absolute().parents)[:_MOST_ABOVE]]
-    return next((place / name for place in places if os.path.isfile(place / name)), None)
+    paths = (place / end for end in ends[:_MOST_ENDS] for place in places)
+    return next((path for path in paths if os.path.isfile(path)), None)

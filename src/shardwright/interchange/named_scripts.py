@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 
+from shardwright.interchange.make_recipes import recipes_script
 from shardwright.interchange.named_files import below, text_of
 
 _ENDINGS = (".sh", ".bash", ".env", ".sbatch", ".slurm")
@@ -32,12 +33,15 @@ def script_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
         for path in [path for text in known.values() for path in _started(file, text)]:
             is_known = any(PurePath(name).name == path.name for name in known)
             if not is_known and len(known) <= _MOST_SCRIPTS:
-                known |= {str(path): text_of(path)}
+                text = text_of(path)
+                recipes = recipes_script(path.name, text)  # of a Makefile that another one includes
+                known |= {f"{path}.sh": recipes} if recipes else {str(path): text}
     return {name: text for name, text in known.items() if name != str(file)}
 
 
 def _started(file: Path, text: str) -> list[Path]:
     """The scripts there are of those that a text sources or starts, in the order of their names."""
     names = {_VARIABLE.sub("", name) for name in _STARTED.findall(_COMMENT.sub("", text))}
-    paths = [below(file, name) for name in sorted(names) if name.strip("./") and not name.startswith("/")]
+    plain = [name for name in sorted(names) if name.strip("./") and not name.startswith("/")]
+    paths = [below(file, name) or below(file, name.removesuffix(".sh")) for name in plain]
     return [path for path in paths if path is not None and path.resolve() != file.resolve()]

@@ -126,8 +126,11 @@ def _is_own(path: str, data: Mapping[str, Any]) -> bool:
     """True if a file may be a job of this package, maybe with misspelt sections, or describes a model."""
     if path.lower().endswith(".json"):
         return PurePath(path).name in (CONFIG, ADAPTER) or any(name in data for name in _OF_MODELS)
-    sections = sorted(JobSpec.model_fields)
-    return not data or any(str(key) in sections or catalog.nearest(str(key), sections, most=1) for key in data)
+    known = sorted(JobSpec.model_fields)
+    sections = [str(key) for key, value in data.items() if isinstance(value, dict)]
+    return (
+        not data or any(key in known for key in data) or any(catalog.nearest(name, known, most=1) for name in sections)
+    )
 
 
 def _is_behind_scripts(name: str) -> bool:

@@ -189,8 +189,8 @@ _PREFERENCES = (
 # Options of classification.
 _LABELS = ("--label_column_name", "--label_column_names", "--label_column", "--text_column_names", "--do_regression")
 _OFF = ("false", "0", "no", "none", "null", "")
-_OF_TOKENS = ("sft", "pt")
-_KINDS = ("--stage", "--rlhf_type", "--rl", "--algorithm")
+_OF_TOKENS = ("sft", "pt", "pretrain", "cpt")
+_KINDS = ("--stage", "--training_stage", "--train_stage", "--rlhf_type", "--rl", "--algorithm")
 # Options that mean nothing beside a word of training by next tokens.
 _OF_STAGES = {"--stage": ("--pref_beta", "--reward_model"), "--algorithm": ("--beta",)}
 

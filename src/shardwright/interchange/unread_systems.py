@@ -51,10 +51,34 @@ UNREAD_SYSTEMS = (
     _system(
         "verl",
         ("actor_rollout_ref",),
+        ("model.partial_pretrain",),
+        ("data.train_files", "data.prompt_key"),
         commands=(
             r"(?<=\s)-?-m(?:odule)?[ \t]+verl\.",
-            r"(?<=\s)\+{0,2}(?:actor_rollout_ref|algorithm\.adv_estimator)[.=]",
+            r"(?<=\s)\+{0,2}(?:actor_rollout_ref|algorithm\.adv_estimator|model\.partial_pretrain)[.=]",
         ),
+    ),
+    _system(
+        "HALOs",
+        ("loss.trainer", "loss.dataloader"),
+        commands=(r"\blaunch\.py[ \t]+(?:[^\n]*[ \t])?loss=\w",),
+    ),
+    _system(
+        "qlora-pipe",
+        ("pipeline_stages", "sequence_len"),
+        ("pipeline_stages", "datasets"),
+        ("full_fine_tune", "sequence_len"),
+    ),
+    _system(
+        "Colossal-AI",
+        commands=(r"(?:^|[;&|\s])colossalai[ \t]+run\b", r"\bColossalAI/(?:applications|examples)/"),
+        imports=(_IMPORT + r"colossalai\b",),
+    ),
+    _system(
+        say("LLaMA-Factory 1.0 (files of its releases before are)"),
+        ("model", "dist_config"),
+        ("model", "kernel_config"),
+        ("model", "peft_config", "train_dataset"),
     ),
     _system(
         "dolomite-engine",

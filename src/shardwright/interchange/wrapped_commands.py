@@ -1,6 +1,7 @@
 """Files of schedulers and clouds that hold a command and how many nodes run it: manifests of Kubernetes (PyTorchJob,
 MPIJob, Volcano, TrainJob, ...), tasks of SkyPilot and dstack, jobs of Azure ML, Determined, Beaker, Vertex AI, services
-of Docker Compose, recipes of Makefiles and justfiles. The command is read as a launch script.
+of Docker Compose, recipes of Makefiles and justfiles, arguments of Megatron-LM's tests. The command is read as a launch
+script.
 
 Sources: their schemas, kubeflow.org (training operator 1.9, trainer 2), volcano.sh, docs.skypilot.co, dstack.ai,
 learn.microsoft.com (commandJob), docs.docker.com (compose), August 2026.
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 from shardwright.interchange.known_settings import could_matter
@@ -313,6 +315,21 @@ def _of_vertex(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
             yield WrappedCommand(_text_of(words), nodes, devices, _values(_below(pool, "containerSpec", "env")))
 
 
+def _of_megatrons_tests(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
+    """The arguments of one of Megatron-LM's functional tests; the list of all tests says program and GPUs."""
+    if (mode := str(data.get("MODE") or "pretraining")) != "pretraining":
+        raise ShellFault(
+            say("MODE = {mode}: training by next tokens is counted here; name a test of that", mode=shortened(mode, 40))
+        )
+    words: list[str] = []
+    for name, value in data["MODEL_ARGS"].items() if isinstance(data["MODEL_ARGS"], Mapping) else ():
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        words += [] if value in (None, False) else [str(name), *map(str, values)]
+    command = f"torchrun $TRAINING_SCRIPT_PATH {' '.join(words)}"  # other programs have the same arguments
+    text = f"case $TRAINING_SCRIPT_PATH in\n*.py)\n  {command}\n  ;;\nesac"
+    yield WrappedCommand(text, variables=_values(data.get("ENV_VARS")))
+
+
 def _below(node: Any, *names: str) -> Any:
     """The value under names within names; None if one is not there."""
     for name in names:
@@ -334,6 +351,7 @@ WRAPPERS = (
     Wrapper("Beaker", (("tasks", "budget"),), _of_beaker),
     Wrapper("Vertex AI", (("workerPoolSpecs",), ("jobSpec.workerPoolSpecs",)), _of_vertex),
     Wrapper("Azure ML", (("command", "environment"), ("command", "compute")), _of_azure),
+    Wrapper(say("Megatron-LM's tests"), (("MODEL_ARGS", "ENV_VARS"),), _of_megatrons_tests),
     Wrapper("dstack", (("type", "commands"),), _of_dstack),
     Wrapper("Docker Compose", (("services",),), _of_compose),
 )

@@ -75,14 +75,14 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
         return 0.0
     if policy == "full":
         enter = next((o for o in chain if o.name == "attention enter"), None)
-        return _input_bytes(enter) if enter else sum(o.kept for o in chain)
+        return _input_bytes(chain, enter) if enter else sum(o.kept for o in chain)
     if policy == "selective":
         return sum(o.kept_result if o.name == "attention" else o.kept for o in chain)
     if policy == "matmul":
         enter = next((o for o in chain if o.name == "attention enter"), None)
         product_elements = sum(p.batch * p.rows * p.columns for o in chain for p in o.products if p.weight)
         attention_bytes = sum(o.kept_result for o in chain if o.name == "attention")
-        return HALF * product_elements / 2 + attention_bytes + (_input_bytes(enter) if enter else 0.0)
+        return HALF * product_elements / 2 + attention_bytes + (_input_bytes(chain, enter) if enter else 0.0)
     operators = named_operators(policy)
     recomputed = {
         o.layer_operator.gives
@@ -92,9 +92,10 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
     return sum(o.kept for o in chain if o.kept_tensor not in recomputed)
 
 
-def _input_bytes(enter: Operator) -> Numbers:
-    """The bytes of a layer's input, kept once even if each of its products has a copy."""
-    return np.minimum(enter.kept, enter.given)
+def _input_bytes(chain: Chain, enter: Operator) -> Numbers:
+    """The bytes of a layer's input, kept once even if each of its products has a copy: a rank's part of it, which its
+    first norm gives as large, also where the products keep what the ranks gathered."""
+    return np.minimum(np.minimum(enter.kept, enter.given), chain[0].given)
 
 
 def turn_bytes(chain: Chain, policy: str) -> Numbers:

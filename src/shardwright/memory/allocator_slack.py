@@ -139,10 +139,11 @@ class UpdateBytes:
 def update_bytes(
     software: SoftwareSpec, grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers
 ) -> UpdateBytes:
-    """Blocks for the reduction and the update under ZeRO-1 and 2. `largest`: bytes of the largest block of activations,
-    which has room for copies that are not larger.
+    """Blocks for the reduction and the update under ZeRO. `largest`: bytes of the largest block of activations, which
+    has room for copies that are not larger.
 
-    Copies of parameters and of gradients stand beside gradients; flat copies of a rank's share come after them.
+    Copies of parameters and of gradients stand beside gradients; under ZeRO-1 and 2 flat copies of a rank's share come
+    after them, under ZeRO-3 those of a group of it stand beside them, too.
     """
     needed: Numbers = copy_bytes(grid, num_elements, largest) if software.gathers_copies else 0.0
     flat: Numbers = 0.0
@@ -153,6 +154,8 @@ def update_bytes(
             needed = needed + is_sharded * _if_larger(blocks.gradient_bytes * elements, largest)
             share = elements / layout(grid, kind).size
             flat = flat + sum(is_sharded * _if_larger(num_bytes * share, largest) for num_bytes in blocks.state_bytes)
+            group = np.minimum(share, blocks.group_elements) * (grid.zero == 3)
+            needed = needed + sum(_if_larger(num_bytes * group, largest) for num_bytes in blocks.state_bytes)
     return UpdateBytes(needed, needed + flat)
 
 

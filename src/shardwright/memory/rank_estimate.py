@@ -32,12 +32,14 @@ from shardwright.layers.query import PlanGrid, Run
 from shardwright.layers.stage_contents import LayerKind, PipelineRanks, all_ranks
 from shardwright.memory.allocator_slack import (
     StreamBlocks,
+    UpdateBytes,
     cut_blocks,
     largest_block,
     pending_blocks,
     stream_blocks,
     update_bytes,
 )
+from shardwright.memory.gathered_weights import gathered_bytes
 from shardwright.memory.own_memory import held_activations, held_buffers, held_state
 from shardwright.sharding.groups import SHARDS, layout, num_replicas
 from shardwright.sharding.optimizer_state import moments_of
@@ -117,44 +119,33 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     residual, loss, head, logit_block, *rows = memo.rows(
         "kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds)
     )
-    kind_rows, placeholders = rows[:-3], rows[-3:]
-    blocks, largest = [], ranks.head * logit_block
-    kept = software.stage_kept * residual
-    if any(policy == "stage" for _, policy in ranks.kinds):  # the input of each stage
-        kept = kept + grid.element_bytes * residual * grid.virtual
-    zero = np.zeros(len(residual))
-    offloaded, working, stage_recomputed, num_layers = zero, zero, zero, zero
-    for index, ((_, policy), count) in enumerate(zip(ranks.kinds, ranks.layers, strict=True)):
-        kept_of_kind, all_of_kind, in_turn, in_forward, in_backward, block = kind_rows[6 * index : 6 * index + 6]
-        blocks.append((count, StreamBlocks(in_forward, in_backward)))
-        largest = np.maximum(largest, block * (count > 0))
-        in_turn = in_turn * (count > 0)
-        if policy not in _ONE_BY_ONE:  # a layer or a stage keeps all while it is recomputed
-            recomputed = np.where(count > 0, all_of_kind - kept_of_kind, 0.0)
-            stage_recomputed = stage_recomputed + (recomputed * count / grid.virtual if policy == "stage" else 0.0)
-            in_turn = in_turn + (recomputed if policy != "stage" else 0.0)
-        working = np.maximum(working, in_turn)
-        kept, num_layers = kept + count * kept_of_kind, num_layers + count
-        if np.any(grid.offload_activations):  # the inputs of two layers are on their way
-            offloaded = offloaded + np.maximum(0, count - 2) * kept_of_kind * grid.offload_activations
+    layers = _Layers.of(run, ranks, residual, rows[:-3])
+    kept = layers.kept
     p, m, v, extra_warmup = grid.pp, grid.num_microbatches, grid.virtual, grid.extra_warmup
     alive = grid.by_schedule(
         lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra_warmup[at])
     )
     alive = np.where(p == 1, 1.0, alive)  # without a pipeline other software has no schedule
-    activations = (kept - offloaded) * alive + ranks.head * head
-    layer_bytes, loss_bytes = working + stage_recomputed, ranks.head * loss
-    working = np.maximum(layer_bytes, loss_bytes) + _libraries(software, ranks, placeholders)
-    buffers = _gathered(run, software, sum(sizes), np.maximum(1, num_layers))
+    activations = (kept - layers.offloaded) * alive + ranks.head * head
+    layer_bytes, loss_bytes = layers.in_turn, ranks.head * loss
+    working = np.maximum(layer_bytes, loss_bytes) + _libraries(software, ranks, rows[-3:])
+    held = gathered_bytes(run, software, sum(sizes), np.maximum(1, layers.number))
+    buffers = np.maximum(layer_bytes + held[0], loss_bytes + held[1]) - np.maximum(layer_bytes, loss_bytes)
     by_matrix = held_by_matrix(run, ranks, sizes)
     elements = sizes if shape.experts else sizes[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
     step_bytes = activations + working + buffers
+    copied_bytes = _copied_for_update(grid, software, elements)
+    working = working + np.maximum(0.0, copied_bytes - step_bytes)
+    if software.lone_loss:
+        in_backward = np.maximum(layer_bytes + buffers, copied_bytes)
+        gradients = _fresh_gradients(grid, gradients, step_bytes, in_backward)
     cut_bytes = cut_blocks(software, grid, layer_bytes, loss_bytes)
     lost_bytes = np.maximum(memory_lost(run, constants) * step_bytes, cut_bytes)
     idle_bytes = np.maximum(lost_bytes, _memory_idle(run, constants) * step_bytes)
-    pending = pending_blocks(software, grid, alive, blocks)
-    for_update, at_update = update_bytes(software, grid, elements, largest), _made_at_update(software, grid)
+    pending = pending_blocks(software, grid, alive, layers.blocks)
+    largest = np.maximum(layers.largest, ranks.head * logit_block)
+    for_update = update_bytes(software, grid, elements, largest)
     return Memory(
         parameters,
         gradients,
@@ -164,10 +155,50 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         working=working,
         overhead=device_constant(constants, device_of(run.device), "context_bytes")
         + np.maximum(lost_bytes + np.minimum(kept, pending.most), for_update.needed - step_bytes),
-        host=host + offloaded * alive,
-        slack=np.maximum(idle_bytes, lost_bytes + pending.expected)
-        + np.maximum(0.0, for_update.reserved - at_update * optimizer),
+        host=host + layers.offloaded * alive,
+        slack=np.maximum(
+            idle_bytes, lost_bytes + pending.expected + _new_at_update(software, grid, for_update, optimizer)
+        ),
     )
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Bytes of a rank's layers for one microbatch: `kept` from the forward to the backward, with what the stage keeps;
+    `offloaded` of these; more than that in the `in_turn` of a layer; and those of its blocks, beside their number."""
+
+    kept: Numbers
+    offloaded: Numbers
+    in_turn: Numbers
+    number: Array
+    blocks: list[tuple[Array, StreamBlocks]]
+    largest: Numbers
+
+    @classmethod
+    def of(cls, run: Run, ranks: PipelineRanks, residual: Array, kind_rows: Sequence[Array]) -> "_Layers":
+        """`residual`: elements of the residual stream; `kind_rows`: six rows of `_kept_rows` for each kind."""
+        software, grid = software_under(run), run.grid
+        kept: Numbers = software.stage_kept * residual
+        if any(policy == "stage" for _, policy in ranks.kinds):  # the input of each stage
+            kept = kept + grid.element_bytes * residual * grid.virtual
+        blocks = []
+        zero = np.zeros(len(residual))
+        offloaded, working, stage_recomputed, num_layers, largest = zero, zero, zero, zero, zero
+        for index, ((_, policy), count) in enumerate(zip(ranks.kinds, ranks.layers, strict=True)):
+            kept_of_kind, all_of_kind, in_turn, in_forward, in_backward, block = kind_rows[6 * index : 6 * index + 6]
+            blocks.append((count, StreamBlocks(in_forward, in_backward)))
+            largest = np.maximum(largest, block * (count > 0))
+            in_turn = in_turn * (count > 0)
+            if policy not in _ONE_BY_ONE:  # a layer or a stage keeps all while it is recomputed
+                recomputed = np.where(count > 0, all_of_kind - kept_of_kind, 0.0)
+                of_stage = recomputed * count / grid.virtual if policy == "stage" else 0.0
+                stage_recomputed = stage_recomputed + of_stage
+                in_turn = in_turn + (recomputed if policy != "stage" else 0.0)
+            working = np.maximum(working, in_turn)
+            kept, num_layers = kept + count * kept_of_kind, num_layers + count
+            if np.any(grid.offload_activations):  # the inputs of two layers are on their way
+                offloaded = offloaded + np.maximum(0, count - 2) * kept_of_kind * grid.offload_activations
+        return cls(kept, offloaded, working + stage_recomputed, num_layers, blocks, largest)
 
 
 def is_counted(run: Run) -> bool:
@@ -181,14 +212,15 @@ def memory_lost(run: Run, constants: Constants) -> float:
     return 0.0 if is_counted(run) else device_constant(constants, device_of(run.device), "memory_lost")
 
 
-def _memory_idle(run: Run, constants: Constants) -> float:
+def _memory_idle(run: Run, constants: Constants) -> Numbers:
     """Share of activations, buffers and working memory that the allocator has beside what it gave out, while there is
     room, for whatever reason; 0 if its segments grow, and where blocks of the update are counted one by one
-    (`gathers_copies`, `update_blocks`)."""
+    (`gathers_copies`; `update_blocks`, but for the groups of ZeRO-3, for which there may be room)."""
     software = software_under(run)
-    if software.expandable_segments or software.gathers_copies or software.update_blocks:
+    if software.expandable_segments or software.gathers_copies:
         return 0.0
-    return device_constant(constants, device_of(run.device), "memory_idle")
+    idle = device_constant(constants, device_of(run.device), "memory_idle")
+    return idle * (run.grid.zero == 3) if software.update_blocks else idle
 
 
 def _of_this_runtime(
@@ -230,7 +262,10 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     values = [context.sizes[BLOCK.input], loss_bytes(context), _kept_at_end(run, pieces), FLOAT32 * logits(context)]
     for kind, policy in kinds:
         chain, blocks = pieces[kind], stream_blocks(pieces[kind], software)
-        values += [kept_bytes(chain, policy), kept_bytes(chain, "none"), turn_bytes(chain, policy)]
+        kept = kept_bytes(chain, policy)
+        if software.splits_inputs and policy == "full":
+            kept = np.where(run.grid.sequence_parallel, kept, kept / run.grid.tp)
+        values += [kept, kept_bytes(chain, "none"), turn_bytes(chain, policy)]
         values += [blocks.forward, blocks.backward, largest_block(chain)]
     # Layers of one kind of MLP have products of the same shapes.
     chain_of_mlp = {has_experts(kind): chain for kind, chain in pieces.items() if is_layer(kind)}
@@ -295,7 +330,9 @@ def _state(
         gradient = np.where(stage == 3, sharded_gradient, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
         replicated = copy + moments + software.step_bytes
         updated = np.where(stage == 3, moments + copy * facts.copies_shards, replicated) * updated_share
-        gradient = gradient + software.gradient_buckets * (num_replicas(grid) > 1) + software.bf16_gradient_copy
+        waiting = min(software.gradient_buckets, software.gradient_bytes) * (num_replicas(grid) > 1) * (stage < 2)
+        staying = software.gradient_copies * (software.gradient_bytes < FLOAT32)
+        gradient = gradient + waiting + staying + software.bf16_gradient_copy
         if COMPRESSIONS[grid.compress].kept_elements is not None:
             gradient = gradient + FLOAT32 * (num_replicas(grid) > 1)
         parameters = parameters + elements * (values * (1 - grid.offload_parameters))
@@ -306,23 +343,31 @@ def _state(
     return parameters, gradients, optimizer, host
 
 
-def _made_at_update(software: SoftwareSpec, grid: PlanGrid) -> Numbers:
-    """The share of the optimizer state that the first update makes in blocks of activations that are free then: the
-    moments, of software that gathers into copies."""
+def _copied_for_update(grid: PlanGrid, software: SoftwareSpec, num_elements: Sequence[Array]) -> Numbers:
+    """Bytes of the copies of a moment and of gradients that the update makes of all elements that a rank updates on its
+    device."""
+    shares = (
+        elements / np.where(grid.zero > 0, layout(grid, kind).size, 1.0)
+        for elements, kind in zip(num_elements, SHARDS.values(), strict=False)
+    )
+    cast_bytes = FLOAT32 * (software.casts_gradients and software.gradient_bytes < FLOAT32)
+    copied = software.moment_copies * software.moment_bytes + cast_bytes
+    return copied * sum(shares) * (1 - grid.offload_optimizer)
+
+
+def _fresh_gradients(grid: PlanGrid, gradients: Numbers, step_bytes: Numbers, last_bytes: Numbers) -> Numbers:
+    """The bytes of gradients that count at the peak, if a step of one microbatch makes them one by one: its loss has
+    none beside it, and all are there with the `last_bytes` of the backward of the first layer, or of the update."""
+    counted = np.maximum(step_bytes, gradients + last_bytes) - np.maximum(step_bytes, last_bytes)
+    return np.where(np.asarray(grid.num_microbatches) > 1, gradients, counted)
+
+
+def _new_at_update(
+    software: SoftwareSpec, grid: PlanGrid, for_update: UpdateBytes, optimizer_bytes: Numbers
+) -> Numbers:
+    """Bytes of blocks for the update that were made for it alone. In software that gathers into copies the first update
+    makes the moments in blocks of activations that are free then, so that later copies have theirs."""
     if not software.gathers_copies:
-        return 0.0
+        return for_update.reserved
     moments = len(moments_of(grid.optimizer, False)) * software.moment_bytes
-    return moments / (moments + FLOAT32)
-
-
-def _gathered(run: Run, software: SoftwareSpec, num_elements: Numbers, num_layers: Numbers) -> Numbers:
-    """Bytes of ZeRO-3's gathered parameters and gradients, the layers at once and the tables or as many elements that
-    the software gathers, and of the buffers in which gradients wait under any stage."""
-    shape, grid, facts = run.shape, run.grid, software.zero
-    tables = shape.num_tables * shape.table_elements / grid.tp
-    layer = np.maximum(0.0, num_elements - tables) / num_layers
-    in_turn = np.minimum(num_elements, facts.gathered) if facts.gathered else software.gathered_layers * layer + tables
-    waiting = facts.buffered[1] if facts.buffered[1] else layer
-    gathered = in_turn * grid.element_bytes + waiting * software.reduce_bytes
-    shared = facts.buffered[0] * software.reduce_bytes * (grid.zero > 0)
-    return np.where(grid.zero == 3, gathered, shared) * (num_replicas(grid) > 1)
+    return np.maximum(0.0, for_update.reserved - optimizer_bytes * moments / (moments + FLOAT32))

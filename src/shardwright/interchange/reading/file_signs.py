@@ -13,7 +13,7 @@ from shardwright.config.dotted_keys import flat_keys
 # Who has a sign. A file with signs of several systems is of the one with the highest.
 OWN, SHARED, GENERAL = 2, 1, 0  # one system alone; also programs under that system; many programs
 CONFIGURATIONS = (".json", ".yaml", ".yml")
-_COMMENT = re.compile(r"^[ \t]*#(?!!|SBATCH|PBS|BSUB).*$", re.MULTILINE)
+COMMENT = re.compile(r"^[ \t]*#(?!!|SBATCH|PBS|BSUB).*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FileSigns:
 
     def fit_script(self, text: str) -> bool:
         """True if a launch script starts one of the commands, outside comments."""
-        plain = _COMMENT.sub("", text)
+        plain = COMMENT.sub("", text)
         return any(re.search(pattern, plain, re.MULTILINE) for pattern in self.commands)
 
     def fit_words(self, words: Sequence[str]) -> bool:

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shardwright.config.phrase import say
+from shardwright.config.phrase import both, say
 from shardwright.interchange.reading.shell_conditions import fits_pattern
 from shardwright.interchange.reading.shell_counted_loops import counted
 from shardwright.interchange.reading.shell_guards import GuardedText
-from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
+from shardwright.interchange.reading.shell_marks import RANK_NAME, UNKNOWN, unknown_names
 from shardwright.interchange.reading.shell_skipped import SkippedPart, assigned, names_of
 from shardwright.interchange.reading.shell_words import ShellFault, Token, WordPiece, not_closed, without_end
 
@@ -157,9 +157,12 @@ class FollowedText(GuardedText):
 
     def _note_unknown(self, line: int, begin: int) -> None:
         """Note that a condition, the words from `begin` on, is unknown, with the variables that it depends on."""
-        unset = [
-            name for name in self._unset_names(self.tokens[begin : self.at]) if name.isalnum() or name.isidentifier()
-        ]
+        self._note_open(line, self._unset_names(self.tokens[begin : self.at]))
+
+    def _note_open(self, line: int, names: list[str]) -> None:
+        """Note that a condition is unknown, and the variables among some names that nobody has set."""
+        unset = [name for name in names if name.isalnum() or name.isidentifier()]
+        note = say("line {line}: a condition that can't be known here is taken as not so", line=line)
         if unset:
             ways = " ".join(f"--set {name}=VALUE" for name in unset)
             note = say(
@@ -167,8 +170,6 @@ class FollowedText(GuardedText):
                 line=line,
                 ways=ways,
             )
-        else:
-            note = say("line {line}: a condition that can't be known here is taken as not so", line=line)
         self.script.notes.append(note)
 
     def _case(self, active: bool, level: int) -> bool | None:
@@ -185,12 +186,14 @@ class FollowedText(GuardedText):
         begin = self.tokens[self.at].line
         words: list[str] = []
         self.at += 1
+        start = self.at
         while (token := self._peek()) is not None and token.plain != "in":
             words += self.script.variables.words_of(token) if not token.operator else []
             self.at += 1
-        subject, is_done, is_doubtful = " ".join(words), not active, False
+        subject, is_done, is_doubtful = self._of_first_rank(" ".join(words), begin, active), not active, False
         is_unknown = any(map(self.script.variables.is_made, unknown_names(subject)))
         is_known = active
+        unset = self._unset_names(self.tokens[start : self.at])
         self.at += 1
         while (token := self._peek()) is not None and token.plain != "esac" and not self.ended:
             if token.operator in ("\n", ";;", "("):
@@ -211,7 +214,20 @@ class FollowedText(GuardedText):
             raise ShellFault(without_end(begin, "case", "esac"))
         self.at += 1
         self.is_known = is_known
+        if active and not is_known and not is_done and unset:
+            self._note_open(begin, unset)
         return is_doubtful
+
+    def _of_first_rank(self, subject: str, line: int, active: bool) -> str:
+        """The subject of a case, of rank 0 if it is a rank that nobody gives: each rank has a part of its own."""
+        names = unknown_names(subject)
+        is_rank = all(RANK_NAME.search(name) and not self.script.variables.is_made(name) for name in names)
+        if not (names and is_rank and active):
+            return subject
+        self.script.notes.append(
+            say("line {line}: of a case the part of rank 0 is followed ({names})", line=line, names=both(names))
+        )
+        return UNKNOWN.sub("0", subject)
 
     def _is_function(self) -> bool:
         """True if a function, NAME() {, begins here."""

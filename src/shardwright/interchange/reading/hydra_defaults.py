@@ -16,6 +16,7 @@ from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 
 _MOST_LEVELS = 8
+_MOST_PATH = 200  # characters
 # Groups that say nothing of the model or its training: NeMo's launcher has them.
 _BESIDE = (
     "cluster",
@@ -62,6 +63,14 @@ def named_bases(data: Mapping[str, Any]) -> tuple[str, ...]:
     entries = data.get("defaults")
     paths = [path for _, path in _entries(entries)] if isinstance(entries, list) else []
     return tuple(f"{shortened(path, 60)}.yaml" for path in paths if path != "_self_")[:_MOST_LEVELS]
+
+
+def base_paths(data: Mapping[str, Any]) -> tuple[str, ...]:
+    """The paths, from the folder of the configuration or of its group, of the files that it begins from."""
+    entries = data.get("defaults")
+    paths = [path for _, path in _entries(entries)] if isinstance(entries, list) else []
+    plain = [path for path in paths if path != "_self_" and len(path) <= _MOST_PATH]
+    return tuple(path if path.endswith((".yaml", ".yml")) else f"{path}.yaml" for path in plain)[:_MOST_LEVELS]
 
 
 def _of_file(name: str, texts: Mapping[str, str], used: set[str], level: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from shardwright.interchange.reading.shell_marks import UNKNOWN, mark
 from shardwright.interchange.reading.shell_words import ShellFault
 
 _TEMPLATE = re.compile(r"\{\{-?\s*(?:\.\w|\$\w|range\b|if\b|include\b|with\b|toYaml\b|end\b|define\b)|\{%-?\s*\w")
+_KEYS = re.compile(r"[\"']([A-Za-z_][\w.-]{0,80})[\"']\s*:")
 _MOST_YAML = 256 * KIB
 _BARE_MARK = re.compile(rf"([:,\[]\s*)((?:{UNKNOWN.pattern})+)(?=\s*[,}}\]])".replace("([^", "(?:[^"))
 
@@ -37,6 +38,25 @@ def read_data(name: str, text: str) -> dict[str, Any]:
     if faults := value_faults(data):
         raise ShellFault(say("{subject}: {fault}", subject=name, fault=faults[0]))
     return data
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """The keys and values of an object, which a setting may have as a text in JSON; empty if it has none that can be
+    read."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, str) or not value.lstrip().startswith("{"):
+        return {}
+    try:
+        data = _json(value)
+    except (ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def keys_of(value: str) -> list[str]:
+    """The keys of an object in a text that is no JSON, in Python's quotes or with variables of a shell within."""
+    return _KEYS.findall(value) if value.lstrip().startswith("{") else []
 
 
 def read_documents(name: str, text: str) -> list[dict[str, Any]]:

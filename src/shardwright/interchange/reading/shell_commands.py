@@ -50,7 +50,8 @@ _OF_FILES = (
     "tail",
     "touch",
 )
-_SCRIPT_OPTIONS = ("-c", "-lc", "-xc", "-ec", "-ic", "-lic")  # of a shell, before a script
+_SCRIPT_OPTIONS = ("-c", "-lc", "-xc", "-ec", "-ic", "-lic", "--wrap")  # of a shell or of sbatch, before a script
+_SUBMITTED = re.compile(r"\s*(?:\w+=\S*\s+){0,8}(?:[\w./-]*/)?(?:sbatch|qsub|bsub|torchrun|deepspeed|accelerate)\s")
 _ARITHMETIC_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))")
 
 
@@ -92,6 +93,7 @@ class CommandEffects:
         """Apply a command with its assignments and redirections. True if it succeeds; None if that is unknown."""
         variables = self.script.variables
         tokens_left = [token for token in tokens if token.pieces]
+        self._submit(tokens_left)
         if len(tokens_left) == 1 and [piece.kind for piece in tokens_left[0].pieces] == ["arithmetic"]:
             return self._arithmetic(tokens_left[0].pieces[0].text)
         if tokens_left and tokens_left[0].plain in DECLARING:
@@ -115,6 +117,12 @@ class CommandEffects:
         finally:
             for name in prefixed if command else ():
                 variables.restore(name, values)
+
+    def _submit(self, tokens: list[Token]) -> None:
+        """Follow what commands submit or start whose output is a part of some words: JOB=$(sbatch run.slurm)."""
+        for piece in (piece for token in tokens for piece in token.pieces):
+            if piece.kind == "command" and _SUBMITTED.match(piece.text):
+                self.script.follow(piece.text, self.depth + 1)
 
     def _run(self, line: int, words: list[str], redirected: dict[str, Token]) -> bool | None:
         """Run a command with expanded words."""

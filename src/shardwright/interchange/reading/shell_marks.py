@@ -6,6 +6,8 @@ from shardwright.config.phrase import with_changed_texts
 
 _OPEN, _CLOSE = "\ue000", "\ue001"  # around the name in a mark: private-use characters, which no script contains
 UNKNOWN = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
+# Variables that have another value in each process: its rank, among all or on its node, or the number of its node.
+RANK_NAME = re.compile(r"^\w{0,60}?(?:RANK|PROCID|LOCALID|NODEID|rank)$")
 _ODD = re.compile(r"[^A-Za-z0-9_@*#?$!-]+")
 
 

@@ -35,6 +35,7 @@ from shardwright.interchange.systems.training_arguments import (
     read_model,
     read_parts,
 )
+from shardwright.interchange.systems.weights_type import TYPE_OF_WEIGHTS
 
 SIGNS = (
     FileSigns(
@@ -283,6 +284,7 @@ TABLE: Table = (
     Rule((_CLIP,), None, _write_clip),
     Rule((_M + "recompute_activations",), _read_recompute, _write_recompute),
     *OPTIONS,
+    TYPE_OF_WEIGHTS,
 )
 
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config.base import shortened
+from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.fault_gathering_reader import is_whole
 from shardwright.config.phrase import say
 from shardwright.interchange.hydra_command import overridden, with_command_line
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.hydra_defaults import composed
-from shardwright.interchange.reading.plain_data import resolved
+from shardwright.interchange.reading.plain_data import read_data, resolved
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SourceSystem
@@ -25,6 +26,7 @@ SIGNS = (
     FileSigns(
         (
             ("system", "model.num_layers", "data"),
+            ("defaults", "system", "model", "data"),
             ("system.tensor_model_parallel_size", "model"),
             ("system.pipeline_model_parallel_size", "model"),
             ("system.precision", "model.num_layers"),
@@ -41,26 +43,15 @@ _SECTIONS = ("system.", "model.", "data.")
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read the file of an experiment with those that it begins from, or that of its training. Raises ShellFault."""
     texts, command_line = with_command_line(texts, asked)
+    if fault := _task_fault(flat_keys(read_data(first := next(iter(texts)), texts[first]))):
+        raise ShellFault(fault)
     flat = resolved(overridden(composed(texts), command_line))
     sections = {name.removeprefix("train."): value for name, value in flat.items()}
     arguments = {name.rpartition(".")[2]: value for name, value in sections.items() if name.startswith(_SECTIONS)}
     if not arguments:
         raise ShellFault(say("no section system, model or data has arguments; name the file that `train` names, too"))
     settings = Settings(overrides=asked.fields)
-    task = {
-        key: str(sections[f"experiment.task.{key}"])
-        for key in ("type", "backend", "entrypoint")
-        if f"experiment.task.{key}" in sections
-    }
-    if task.get("type", "train") != "train" or task.get("backend", "megatron") != "megatron":
-        settings.faults.append(
-            say(
-                "its task is {task} with {backend}, and tasks that train with megatron are read; name the file of one",
-                task=shortened(task.get("type", "train"), 40),
-                backend=shortened(task.get("backend", ""), 40),
-            )
-        )
-    settings.faults += [fault for fault in (program_fault(task.get("entrypoint", "")),) if fault]
+    settings.faults += [fault for fault in (_task_fault(sections),) if fault]
     multiple, multiplier = arguments.pop("multiple_of", None), arguments.pop("hidden_dim_multiplier", 1.0)
     if arguments.get("swiglu") is True and is_whole(multiple) and "ffn_hidden_size" not in arguments:
         arguments["ffn_hidden_size"] = _width(arguments.get("hidden_size"), multiple, multiplier)
@@ -68,6 +59,18 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     launched = _launched(sections)
     fields = read_arguments(flags, spelled, asked, launched, settings)
     return read_result(fields, settings, asked, launched, "flagscale")
+
+
+def _task_fault(keys: Mapping[str, Any]) -> str:
+    """The fault of an experiment whose task is no training of text with Megatron-LM; empty if it says none."""
+    task = {name: str(keys.get(f"experiment.task.{name}", "")) for name in ("type", "backend", "entrypoint")}
+    if task["type"] in ("", "train") and task["backend"] in ("", "megatron"):
+        return program_fault(task["entrypoint"])
+    return say(
+        "its task is {task} with {backend}, and tasks that train with megatron are read; name the file of one",
+        task=shortened(task["type"] or "train", 40),
+        backend=shortened(task["backend"], 40),
+    )
 
 
 def _width(hidden: Any, multiple: int, multiplier: Any) -> int | None:

@@ -9,11 +9,11 @@ from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.launcher import Launched, find_training_command
+from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
 from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
-from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.plain_data import object_of, read_data
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.system import SourceSystem
 from shardwright.interchange.systems import swift_trainer
@@ -48,6 +48,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "moe-aux-loss-coeff": 0.0,
     "expert-tensor-parallel-size": 1,
 }
+_NODES = "NNODES"
+_FURTHER = "megatron_extra_kwargs"  # an object of further arguments of Megatron-LM, which hold over the others
 _HALF = ("float16", "float32")  # types of a model's weights that are trained in fp16 if nothing else is said
 
 
@@ -74,7 +76,9 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         _check_task(command, given, settings)
         given |= command.settings
         variables |= command.exported
+        settings.faults += [] if asked.cluster.devices or _NODES in variables else missing_ranks(command)
     arguments = {name.replace("-", "_"): value for name, value in given.items()}
+    arguments |= object_of(arguments.get(_FURTHER))
     flags, spelled = flags_of(arguments)
     settings.given, settings.spelled = dict(flags), spelled
     shape = shape_fields(read_named_model(model, _MODELS, asked, settings), asked)
@@ -86,7 +90,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     read_adapter(settings, fields, lambda name: name.replace("_", "-"))
     if command:
         settings.faults += loose_faults(command.loose, settings, "megatron", "ms-swift")
-    settings.ignore(*_MODELS)
+    settings.ignore(*_MODELS, *([_FURTHER.replace("_", "-")] if object_of(arguments.get(_FURTHER)) else []))
     return read_result(fields, settings, asked, launched, "ms-swift")
 
 
@@ -123,7 +127,7 @@ def _with_defaults(
 def _launched(variables: Mapping[str, str]) -> tuple[int, int]:
     """Nodes, and devices of each, by the variables that ms-swift reads; 0 where none says them."""
     devices = whole(variables.get("NPROC_PER_NODE", "")) or 0
-    nodes = variables.get("NNODES", "1")
+    nodes = variables.get(_NODES, "1")
     return (whole(nodes) or 0) if devices else 0, devices
 
 

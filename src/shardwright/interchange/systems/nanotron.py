@@ -22,13 +22,15 @@ from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, degree, number, read_row, write_table
 from shardwright.interchange.started_configuration import ranks_faults, started_configuration
 from shardwright.interchange.system import System
+from shardwright.interchange.systems.nanotron_starcoder import KIND as STARCODER2
+from shardwright.interchange.systems.nanotron_starcoder import read_starcoder2
 
 _MODEL = "model.model_config."
 _EXPERTS = "model.model_config.moe_config."
 _RATE = "optimizer.learning_rate_scheduler."
 _ADAM = "optimizer.optimizer_factory."
 _ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
-_KINDS = ("is_llama_config", "is_qwen2_config")
+_KINDS = ("is_llama_config", "is_qwen2_config", STARCODER2)
 _STYLES = {"linear": "linear", "cosine": "cosine", "1-sqrt": "linear", "constant": "constant"}
 # Keys of the model that say how it is computed, or whether a token begins or ends a text.
 _INERT = (
@@ -76,6 +78,9 @@ SIGNS = (
 
 def _read_model(settings: Settings, fields: Flat) -> None:
     """Read the decoder as a Llama, with what nanotron's Qwen 2 adds: biases of attention, a window, no positions."""
+    if settings.flag(_MODEL + STARCODER2):
+        read_starcoder2(settings, fields, _MODEL)
+        return
     if not any(settings.flag(_MODEL + kind) for kind in _KINDS):
         settings.faults.append(
             say("model.model_config is none of {kinds}; other models of nanotron are not read", kinds=tuple(_KINDS))

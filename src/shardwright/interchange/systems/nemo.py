@@ -13,7 +13,6 @@ from shardwright.config.phrase import say, with_changed_texts
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.hydra_command import overridden, with_command_line
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.reading.file_signs import GENERAL, SHARED, FileSigns
 from shardwright.interchange.reading.hydra_defaults import composed
 from shardwright.interchange.reading.plain_data import resolved
 from shardwright.interchange.reading.script_text import nodes_of
@@ -22,6 +21,7 @@ from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.system import System
 from shardwright.interchange.systems import megatron
 from shardwright.interchange.systems.megatron_plan import WORLD
+from shardwright.interchange.systems.nemo_signs import SIGNS
 from shardwright.interchange.training_programs import program_fault, told_by_names
 
 _PEFT = "model.peft."
@@ -117,10 +117,6 @@ _ACTIVATIONS = {
     "fast-geglu": ("geglu",),
     "quick-geglu": ("quick-geglu",),
 }
-SIGNS = (
-    FileSigns((("trainer",),), weight=GENERAL),
-    FileSigns(commands=(r"\s\+{0,2}(trainer|model)\.[a-z_.]+=",), weight=SHARED),
-)
 _PRECISIONS = ("32", "32-true", "16", "16-mixed", "16-true", "bf16", "bf16-mixed", "bf16-true")
 _NORMS = {
     "layernorm": "LayerNorm",

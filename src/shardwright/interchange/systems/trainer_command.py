@@ -12,7 +12,7 @@ from shardwright.config.phrase import say
 from shardwright.interchange.hydra_command import overridden
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launched_ranks import launched_ranks
-from shardwright.interchange.launcher import Launched, find_training_command
+from shardwright.interchange.launcher import Launched, find_training_command, nodes_by_environment
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
@@ -90,5 +90,4 @@ def _sizes(command: Launched) -> tuple[int, int]:
         return (machines or 1, processes // (machines or 1)) if processes % (machines or 1) == 0 else (0, 0)
     visible = [word for word in command.exported.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip().isdigit()]
     devices = whole(command.exported.get("NPROC_PER_NODE", "")) or len(visible)
-    nodes = command.exported.get("NNODES", "1")
-    return (whole(nodes) or 0) if devices else 0, devices
+    return nodes_by_environment(command) if devices else 0, devices
