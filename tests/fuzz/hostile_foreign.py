@@ -70,6 +70,12 @@ _BOMBS = (
     ">&>&>&",
     "A=${B:=${C:=${D:?no}}}\n",
     "A=(" + "word " * 60_000 + ")\n",
+    "JOB=$(sbatch run.sh)\n",
+    "JOB=" + "$(sbatch --wrap " * 40 + "x" + ")" * 40 + "\n",
+    "case $RANK in\n" * 70,
+    "case $RANK in\n[0-9])\n" + "bash run.sh\n" * 40 + ";;\nesac\n",
+    "EXTRA='" + '{"a":' * 3000 + "1" + "}" * 3000 + "'\n",
+    "torchrun a.py --own_kwargs '" + '{"a":' * 3000 + "' x" + "=" * 5000 + " ++a.b=1\n",
     'bash -c "bash -c \'bash -c \\"torchrun a.py --num-layers 1 --hidden-size 2\\"\'"\n',
 )
 # System -> settings of an adapter.

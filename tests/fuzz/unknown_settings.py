@@ -7,6 +7,7 @@ left out, and an unknown one with a word such as `layer` or `batch`, in any sect
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from random import Random
@@ -15,13 +16,15 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
-from fuzz.trainer_jobs import FILES, shown_name, trainer_files, trainer_jobs
+from fuzz.trainer_jobs import FILES, FOLDER, shown_name, trainer_files, trainer_jobs
 from interchange.public_jobs import files_of, public_jobs
+from interchange.wrapped_files import PROGRAM
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked, Imported, split_sets
 from shardwright.interchange.meaning import differences
+from shardwright.interchange.recognised import system_name_of
 from shardwright.interchange.system import SOURCES
 
 SECTIONS = {
@@ -75,6 +78,34 @@ def faults_of_unknown(job: dict[str, Any], random: Random) -> list[str]:
     return [f"{job['name']}: {name} = {value}: left out, it changes {changed}"] if changed else []
 
 
+# A command of a program -> files behind it. Unknown settings stand in it as Hydra's words, or in an object of JSON.
+_COMMANDS = (
+    ("accelerate launch --num_processes 4 train.py --model_name_or_path a --per_device_train_batch_size 2", True),
+    (f"torchrun --nproc_per_node 8 {' '.join(PROGRAM)}", False),
+    ("NPROC_PER_NODE=8 megatron sft --model a --dataset harbour/letters --global_batch_size 32", True),
+)
+
+
+def faults_of_words(random: Random) -> list[str]:
+    """What is wrong with how a command is read that has an unknown setting as a word of Hydra or in an object."""
+    command, has_model = random.choice(_COMMANDS)
+    name = f"{random.choice(_BEGINNINGS)}_{random.choice(_WORDS)}"
+    section = random.choice(("", "model.", "trainer.optim."))
+    value = random.choice(_VALUES)
+    is_tool = " megatron sft " in command  # whose options are no words
+    as_object = f"--own_kwargs '{{{json.dumps(name)}: {json.dumps(value)}}}'"
+    word = as_object if is_tool or random.random() < 0.3 else f"{random.choice(('', '+', '++'))}{section}{name}={value}"
+    texts = {"run.sh": f"#!/bin/bash\n{command} {word}\n"}
+    texts |= {"config.json": (FOLDER / "config.json").read_text(encoding="utf-8")} if has_model else {}
+    system = SOURCES[system_name_of("run.sh", texts["run.sh"])]
+    try:
+        job_of_texts(system, texts, Asked(), "run.sh")
+    except PlanError as error:
+        names = (name, name.replace("_", "-"), "own_kwargs", "own-kwargs")
+        return [] if any(name in fault for fault in error.faults for name in names) else [f"{word}: {error.faults}"]
+    return [f"{command} {word} is read in silence"]
+
+
 def faults_of_dropped(job: dict[str, Any], random: Random) -> list[str]:
     """What is wrong with a setting that is told as without effect: the job without it is another."""
     whole = read(job, job["settings"])
@@ -97,7 +128,7 @@ def faults_of_seed(seed: int, count: int) -> list[str]:
         for _ in range(count)
         for check in (faults_of_unknown, faults_of_dropped)
         for fault in check(random.choice(jobs), random)
-    ]
+    ] + [fault for _ in range(count) for fault in faults_of_words(random)]
 
 
 def main() -> int:

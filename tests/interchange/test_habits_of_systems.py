@@ -145,9 +145,12 @@ def test_weights_that_are_loaded_in_bfloat16_have_no_copy_without_an_engine() ->
     text = TRL["t.yaml"] + "torch_dtype: bfloat16\nbf16: true\nadam_beta2: 0.95\n"
     precision = job_read({"t.yaml": text} | MODEL, devices=8)[1].job.precision
     assert (precision.master, precision.gradients, precision.moments) == ("none", "compute", "bf16")
+    with_copy = job_read({"t.yaml": text} | MODEL, "precision.master=float32", devices=8)[1]
+    assert with_copy.job.precision.master == "float32"
     answer = job_read({"t.yaml": text.replace("adam_beta2: 0.95\n", "")} | MODEL, devices=8)[1]
     assert (answer.job.precision.master, answer.job.precision.moments) == ("none", "float32")
     assert any("moments of AdamW are bfloat16 there" in line for line in answer.lost)
+    assert any("without a copy (--set precision.master=float32)" in note for note in answer.assumed)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +205,16 @@ def test_conditions_of_a_makefile_choose_its_variables(mode: str, size: int, num
     text = CHOICES.format(MEGATRON).replace("small\nifeq", f"{mode}\nifeq")
     job = recipe(tmp_path, "Makefile", text, "train").job
     assert (job.batch.global_batch_size, job.model.layers, job.precision.compute) == (size, 6, number)
+
+
+@pytest.mark.parametrize(
+    ("given", "size"), [("", 32), ("SIZE = 64\n", 64), ("SIZE =\n", 32), ("SIZE = 8 # few\nSIZE = 64\n", 64)]
+)
+def test_a_variable_that_a_makefile_does_not_set_is_empty(given: str, size: int, tmp_path: Path) -> None:
+    text = given + "ifeq ($(SIZE),)\nSIZE = 32\nendif\ntrain:\n\t" + MEGATRON + "--global-batch-size $(SIZE)\n"
+    assert recipe(tmp_path, "Makefile", text, "train").job.batch.global_batch_size == size
+    text = text.replace("ifeq ($(SIZE),)", "ifneq '' '$(SIZE)'\nelse")
+    assert recipe(tmp_path, "Makefile", text, "train").job.batch.global_batch_size == size
 
 
 def test_a_condition_on_what_a_makefile_does_not_say_is_told_and_a_missing_file_asked_for(tmp_path: Path) -> None:

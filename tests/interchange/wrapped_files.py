@@ -72,6 +72,10 @@ WRAPPED = {
     "Makefile": "TP ?= 4\nPROGRAM := pretrain_gpt.py\nFLAGS = \\\n\t--nnodes=2 --nproc_per_node=8\n.PHONY: train\n"
     "test: ## tests\n\t@python -m pytest -q\n\ntrain: data/$(TP) ## trains\n\t@mkdir -p out/$$USER\n"
     "\ttorchrun $(FLAGS) \\\n\t  $(PROGRAM) " + " ".join(FLAGS).replace("size=4", "size=$(TP)") + "\n",
+    "GNUmakefile": "NODES ?= 2\nifeq ($(NODES),2)\nTP = 4\nMORE = --nnodes=2 --nproc_per_node=8\n"
+    "else ifdef SMALL\nTP = 1\nelse\nTP = 8\nendif\ntrain:\nifneq '$(TP)' '4'\n\t@exit 1\nendif\n\ttorchrun $(MORE) "
+    + " ".join(PROGRAM).replace("size=4", "size=$(TP)")
+    + "\n",
     "justfile": 'tp := env_var_or_default("TP", "4")\ndefault:\n    @just --list\ntrain nodes="2" *further:\n'
     "    torchrun --nnodes={{nodes}} --nproc_per_node=8 \\\n      "
     + " ".join(PROGRAM).replace("size=4", "size={{ tp }}")

@@ -127,7 +127,10 @@ def _condition_of(line: str) -> str:
     if match[1] in ("ifdef", "ifndef"):
         return f'{opening} [ -{"n" if match[1] == "ifdef" else "z"} "$({match[2].strip()})" ]; then :'
     sides = _sides_of(match[2].strip())
-    equals = "=" if match[1] == "ifeq" else "!="
+    is_equal = match[1] == "ifeq"
+    if "" in sides:  # a variable that nobody sets is empty there
+        return f'{opening} [ -{"z" if is_equal else "n"} "{sides[0] or sides[1]}" ]; then :'
+    equals = "=" if is_equal else "!="
     return f'{opening} [ "{sides[0]}" {equals} "{sides[1]}" ]; then :'
 
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shardwright.config.phrase import both, say
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_conditions import fits_pattern
 from shardwright.interchange.reading.shell_counted_loops import counted
 from shardwright.interchange.reading.shell_guards import GuardedText
-from shardwright.interchange.reading.shell_marks import RANK_NAME, UNKNOWN, unknown_names
-from shardwright.interchange.reading.shell_skipped import SkippedPart, assigned, names_of
+from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
+from shardwright.interchange.reading.shell_skipped import READING, SkippedPart, assigned, names_of
 from shardwright.interchange.reading.shell_words import ShellFault, Token, WordPiece, not_closed, without_end
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _MOST_ROUNDS = 200  # of a loop
 _LOOPS = ("for", "while", "until", "select")
+_ENDS_OF_PATTERN = (";;", ";&", ";;&")  # of a case; the next part runs, too, or further patterns are tried
+_APART = ("|", "|&", "&")
 _REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
 
 
@@ -62,8 +64,8 @@ class FollowedText(GuardedText):
             raise ShellFault(say("blocks more than 60 levels deep; check that it is the launch script"))
         connector, begin = "", self.at
         while (token := self._peek()) is not None and not self.ended:
-            if token.operator in ("\n", ";", "&", ";;", "|", "|&") or not (token.operator or token.pieces):
-                if token.operator == ";;" and ";;" in ends:
+            if token.operator in ("\n", ";", "&", *_ENDS_OF_PATTERN, "|", "|&") or not (token.operator or token.pieces):
+                if token.operator in _ENDS_OF_PATTERN and ";;" in ends:
                     return succeeds
                 connector = "" if token.operator in ("\n", ";", "&") else connector
                 self.at += 1
@@ -99,13 +101,13 @@ class FollowedText(GuardedText):
         if token.plain == "{" or token.operator == "(":
             end = "}" if token.plain == "{" else ")"
             variables, is_subshell = self.script.variables, end == ")"
-            if is_subshell:
-                self.script.count_copies()
-            values = dict(variables.values) if is_subshell else variables.values
+            self.script.count_copies()
+            values, begin = dict(variables.values), self.at
             self.at += 1
             succeeds = self._until((end,), active, level + 1)
             self.at += 1
-            variables.values = values  # nothing that a subshell sets is seen outside
+            if is_subshell or self._is_apart(begin):
+                variables.values = values  # nothing that a subshell sets is seen outside
             return succeeds
         return self._simple(active)
 
@@ -159,19 +161,6 @@ class FollowedText(GuardedText):
         """Note that a condition, the words from `begin` on, is unknown, with the variables that it depends on."""
         self._note_open(line, self._unset_names(self.tokens[begin : self.at]))
 
-    def _note_open(self, line: int, names: list[str]) -> None:
-        """Note that a condition is unknown, and the variables among some names that nobody has set."""
-        unset = [name for name in names if name.isalnum() or name.isidentifier()]
-        note = say("line {line}: a condition that can't be known here is taken as not so", line=line)
-        if unset:
-            ways = " ".join(f"--set {name}=VALUE" for name in unset)
-            note = say(
-                "line {line}: a condition depends on what nobody gave, and is taken as not so ({ways})",
-                line=line,
-                ways=ways,
-            )
-        self.script.notes.append(note)
-
     def _case(self, active: bool, level: int) -> bool | None:
         with self._noting() as part:
             is_doubtful = self._patterns(active, level)
@@ -192,11 +181,11 @@ class FollowedText(GuardedText):
             self.at += 1
         subject, is_done, is_doubtful = self._of_first_rank(" ".join(words), begin, active), not active, False
         is_unknown = any(map(self.script.variables.is_made, unknown_names(subject)))
-        is_known = active
+        is_known, falls = active, False
         unset = self._unset_names(self.tokens[start : self.at])
         self.at += 1
         while (token := self._peek()) is not None and token.plain != "esac" and not self.ended:
-            if token.operator in ("\n", ";;", "("):
+            if token.operator in ("\n", *_ENDS_OF_PATTERN, "("):
                 self.at += 1
                 continue
             patterns = []
@@ -205,11 +194,12 @@ class FollowedText(GuardedText):
                 self.at += 1
             self.at += 1
             fits = [fits_pattern(subject, pattern) for pattern in patterns]
-            is_match = not is_done and True in fits
+            is_match = falls or (not is_done and True in fits)
             is_doubtful = is_doubtful or (is_unknown and not is_done and None in fits)
             is_known = is_known and (is_done or None not in fits)
             self._until((";;", "esac"), active and is_match, level + 1)
-            is_done = is_done or is_match
+            end = token.operator if (token := self._peek()) is not None else ""
+            falls, is_done = is_match and end == ";&", is_done or (is_match and end != ";;&")
         if not self.ended and self._peek() is None:
             raise ShellFault(without_end(begin, "case", "esac"))
         self.at += 1
@@ -217,17 +207,6 @@ class FollowedText(GuardedText):
         if active and not is_known and not is_done and unset:
             self._note_open(begin, unset)
         return is_doubtful
-
-    def _of_first_rank(self, subject: str, line: int, active: bool) -> str:
-        """The subject of a case, of rank 0 if it is a rank that nobody gives: each rank has a part of its own."""
-        names = unknown_names(subject)
-        is_rank = all(RANK_NAME.search(name) and not self.script.variables.is_made(name) for name in names)
-        if not (names and is_rank and active):
-            return subject
-        self.script.notes.append(
-            say("line {line}: of a case the part of rank 0 is followed ({names})", line=line, names=both(names))
-        )
-        return UNKNOWN.sub("0", subject)
 
     def _is_function(self) -> bool:
         """True if a function, NAME() {, begins here."""
@@ -273,7 +252,7 @@ class FollowedText(GuardedText):
         if kind in ("while", "until"):
             is_followed = self._while(start + 1, body, kind == "until", level)
         else:
-            name, items = counted(header, self.script.variables, _MOST_ROUNDS) or self._items(header)
+            name, items, last = counted(header, self.script.variables, _MOST_ROUNDS) or (*self._items(header), "")
             is_followed = items is not None and kind == "for"
             for item in items or () if is_followed else ():
                 if UNKNOWN.match(item):  # which may be any number of words
@@ -284,6 +263,9 @@ class FollowedText(GuardedText):
                 self.script.variables.put(name, item)
                 if not self._body(body, level):
                     break
+            else:
+                if is_followed and last:
+                    self.script.variables.put(name, last)
         if not is_followed:
             self.script.notes.append(say("line {line}: a {kind} loop is not followed", line=line, kind=kind))
             names = names_of(header[1:2]) if kind in ("while", "until") or not name else [name]
@@ -346,7 +328,7 @@ class FollowedText(GuardedText):
     def _simple(self, active: bool) -> bool | None:
         """Follow a simple command with the assignments and redirections around it."""
         line, tokens, redirected = self.tokens[self.at].line, list[Token](), dict[str, Token]()
-        in_test = self.tokens[self.at].plain == "[["
+        begin, in_test = self.at, self.tokens[self.at].plain == "[["
         while (token := self._peek()) is not None:
             if in_test and token.plain == "]]":
                 in_test = False
@@ -371,7 +353,22 @@ class FollowedText(GuardedText):
             self.at += 1  # an operator out of place
         if self.noted is not None:
             self.noted.command(tokens)
-        return self.apply(line, tokens, redirected) if active else True
+        if not active:
+            return True
+        if not self._is_apart(begin) or any(token.plain in READING for token in tokens[:1]):
+            return self.apply(line, tokens, redirected)
+        self.script.count_copies()
+        values = dict(self.script.variables.values)
+        succeeds = self.apply(line, tokens, redirected)
+        self.script.variables.values = values
+        return succeeds
+
+    def _is_apart(self, begin: int) -> bool:
+        """True if the command from `begin` on runs in a shell of its own: it is part of a pipeline, or not waited for.
+        Nothing that it sets is seen outside."""
+        before = self.tokens[begin - 1].operator if begin else ""
+        behind = token.operator if (token := self._peek()) is not None else ""
+        return before in ("|", "|&") or behind in _APART
 
     def _array(self, name: Token, active: bool) -> Token:
         """Assign the array NAME=( ... ). Returns an empty token, since nothing is left to do."""

@@ -8,9 +8,15 @@ from shardwright.config.fault_gathering_reader import signed, whole
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_words import ShellFault
 
-_ARITHMETIC_TOKEN = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!?:]|[0-9]+|[A-Za-z_]\w*)")
+_ARITHMETIC_TOKEN = re.compile(
+    r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!?:]|[0-9]+(?:[xX#][0-9A-Za-z]+)?|[A-Za-z_]\w*)"
+)
 # Operators by precedence, the weakest first.
 _PRECEDENCE = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("+", "-"), ("*", "/", "%"), ("**",))
+# What changes a variable: NAME=, NAME+=, NAME++, ++NAME, and those of an element NAME[INDEX].
+_CHANGED = re.compile(
+    r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
 _LARGEST = 1 << 63
 _MOST_CHOICES = 20
 
@@ -22,6 +28,11 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge, "==": operator.eq,
     "!=": operator.ne, "&&": lambda a, b: int(bool(a and b)), "||": lambda a, b: int(bool(a or b)),
 }  # fmt: skip
+
+
+def changed_names(text: str) -> list[str]:
+    """The variables that an arithmetic expression changes."""
+    return [before or behind for before, behind in _CHANGED.findall(text)]
 
 
 class UnreadExpressionError(ShellFault):
@@ -104,9 +115,8 @@ class Arithmetic:
         if token in ("-", "+", "!"):
             value = self._atom()
             return {"-": -value, "+": value}.get(token, int(not value))
-        if token.isdecimal():
-            literal = whole(token)
-            return _LARGEST if literal is None else literal
+        if token[0].isdecimal():
+            return self._literal(token)
         text = self.values.get(token, "")
         number = signed(text.strip()) if isinstance(text, str) else None
         if number is None:
@@ -115,6 +125,24 @@ class Arithmetic:
                 say("$(( {text} )) needs {name}; give it with --set {name}=VALUE", text=self.text[:60], name=token),
             )
         return number
+
+    def _literal(self, token: str) -> int:
+        """The value of a literal: 16, octal 020, hexadecimal 0x10, or 2#10000 with its base before it."""
+        base, mark, digits = token.partition("#")
+        if token[0] == "0" and token[1:2] in ("x", "X"):
+            base, digits = "16", token[2:]
+        elif not mark:
+            base, digits = "8" if token[0] == "0" and len(token) > 1 else "10", token
+        if digits.isdecimal() and base == "10":
+            literal = whole(digits)
+            return _LARGEST if literal is None else literal
+        try:
+            value = int(digits, whole(base) or 0) if len(digits) < 20 and 2 <= (whole(base) or 0) <= 36 else None
+        except ValueError:
+            value = None
+        if value is None:
+            self._fail()
+        return min(value or 0, _LARGEST)
 
     def _apply(self, sign: str, a: int, b: int) -> int:
         if sign in ("/", "%") and b == 0:

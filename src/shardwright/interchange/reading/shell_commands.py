@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
+from shardwright.interchange.reading.shell_arithmetic import changed_names
 from shardwright.interchange.reading.shell_conditions import is_true
-from shardwright.interchange.reading.shell_marks import mark, readable, unknown_names
-from shardwright.interchange.reading.shell_skipped import DECLARING, LOCAL, READING, assigned, element_index
+from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, readable, unknown_names
+from shardwright.interchange.reading.shell_reading import values_read
+from shardwright.interchange.reading.shell_skipped import DECLARING, LOCAL, READING, assigned, element_index, is_name
 from shardwright.interchange.reading.shell_words import Token, WordPiece
 
 if TYPE_CHECKING:
@@ -52,7 +54,8 @@ _OF_FILES = (
 )
 _SCRIPT_OPTIONS = ("-c", "-lc", "-xc", "-ec", "-ic", "-lic", "--wrap")  # of a shell or of sbatch, before a script
 _SUBMITTED = re.compile(r"\s*(?:\w+=\S*\s+){0,8}(?:[\w./-]*/)?(?:sbatch|qsub|bsub|torchrun|deepspeed|accelerate)\s")
-_ARITHMETIC_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))")
+_SOURCING = ("source", ".")
+_HOOKS = re.compile("conda|mamba|hook|ssh-agent|modulecmd|brew|env_init")  # commands that prepare a shell
 
 
 @dataclass(frozen=True)
@@ -97,21 +100,15 @@ class CommandEffects:
         if len(tokens_left) == 1 and [piece.kind for piece in tokens_left[0].pieces] == ["arithmetic"]:
             return self._arithmetic(tokens_left[0].pieces[0].text)
         if tokens_left and tokens_left[0].plain in DECLARING:
-            if tokens_left[0].plain in LOCAL:
-                names = [assigned(token) or (token.plain, False) for token in tokens_left[1:]]
-                self.local_names += [name for name, _ in names if name.isidentifier()]
-            tokens_left = [token for token in tokens_left[1:] if assigned(token)]
-            while tokens_left:
-                tokens_left = self._assign(tokens_left)
-            return True
+            return self._declare(line, tokens_left[0].plain, tokens_left[1:])
         num_assigned = next((i for i, token in enumerate(tokens_left) if not assigned(token)), len(tokens_left))
         prefix, command = tokens_left[:num_assigned], tokens_left[num_assigned:]
         prefixed = [assignment[0] for token in prefix if (assignment := assigned(token))]
         # A shell expands the words of a command before its prefix (A=1 command) is set, for this command alone.
         words = [word for token in command for word in variables.words_of(token)]
         values = {name: variables.values[name] for name in prefixed if name in variables.values}
-        while prefix:
-            prefix = self._assign(prefix)
+        for token in prefix:
+            self._assign(token)
         try:
             return self._run(line, words, redirected)
         finally:
@@ -124,6 +121,46 @@ class CommandEffects:
             if piece.kind == "command" and _SUBMITTED.match(piece.text):
                 self.script.follow(piece.text, self.depth + 1)
 
+    def _declare(self, line: int, command: str, tokens: list[Token]) -> bool:
+        """Declare variables, with values or without."""
+        variables = self.script.variables
+        options = "".join(token.plain for token in tokens if token.plain.startswith("-")) if command in LOCAL else ""
+        for token in tokens:
+            name, _ = assigned(token) or (token.plain, False)
+            if command in LOCAL and "g" not in options and is_name(name):
+                self.local_names.append(name)
+            if "i" in options and is_name(name):
+                variables.integers.add(name)
+            if assigned(token):
+                self._assign(token)
+            elif not token.plain:
+                self._declare_expanded(line, command, token)
+            if "n" in options and is_name(name):  # another name of a variable, which may be changed by it
+                target = variables.values.get(name)
+                for doubted in (name, target if isinstance(target, str) and is_name(target) else name):
+                    variables.doubt(doubted, appends=False)
+        return True
+
+    def _declare_expanded(self, line: int, command: str, token: Token) -> None:
+        """Set the variables of words that have to be expanded: export "$NAME=VALUE" and export $(cat FILE)."""
+        variables = self.script.variables
+        for word in variables.words_of(token):
+            name, equals, value = word.partition("=")
+            if equals and is_name(name):
+                variables.put(name, variables.with_own_mark(name, value))
+            elif any(map(variables.is_made, unknown_names(name))):
+                self._note_unread(line, [command, word])
+
+    def _note_unread(self, line: int, words: list[str]) -> None:
+        """Note a command that sets what is not read here."""
+        self.script.notes.append(
+            say(
+                "line {line}: {command} is not read: name that file too",
+                line=line,
+                command=shortened(readable(" ".join(words[:2]))),
+            )
+        )
+
     def _run(self, line: int, words: list[str], redirected: dict[str, Token]) -> bool | None:
         """Run a command with expanded words."""
         variables, script = self.script.variables, self.script
@@ -131,42 +168,57 @@ class CommandEffects:
         if document is not None:
             token = redirected.get("<<") or redirected["<<-"]
             text = variables.document_of(document) if token.expands else document
-            return self._document(words, text, redirected)
+            return self._document(line, words, text, redirected)
+        if "<<<" in redirected and words and words[0] in (*READING, *_SOURCING):
+            return self._document(line, words, variables.text_of(redirected["<<<"]), redirected)
         return self._command(line, words, script) if words else True
 
     def _arithmetic(self, text: str) -> bool | None:
         """The truth of (( ... )); None if it is unknown. Variables that it assigns become unknown."""
         variables = self.script.variables
-        if changed := _ARITHMETIC_ASSIGNMENT.findall(text):
+        if changed := changed_names(text):
             for name in changed:
                 variables.doubt(name, appends=False)
             return None
         value = variables.arithmetic(text)
         return None if unknown_names(value) else value != "0"
 
-    def _assign(self, tokens: list[Token]) -> list[Token]:
-        name, appends = assigned(tokens[0]) or ("", False)
-        first_piece = tokens[0].pieces[0]
-        pieces = (WordPiece("text", first_piece.text[first_piece.text.index("=") + 1 :], False), *tokens[0].pieces[1:])
-        value = self.script.variables.text_of(Token(tokens[0].line, pieces=pieces))
-        if index := element_index(tokens[0]):
+    def _assign(self, token: Token) -> None:
+        name, appends = assigned(token) or ("", False)
+        first_piece = token.pieces[0]
+        pieces = (WordPiece("text", first_piece.text[first_piece.text.index("=") + 1 :], False), *token.pieces[1:])
+        value = self.script.variables.text_of(Token(token.line, pieces=pieces))
+        if index := element_index(token):
             self.script.variables.put_element(name, index.strip("'\""), value)
-            return tokens[1:]
+            return
+        if name in self.script.variables.integers and value.strip():
+            sum_of = f"{name}+({value})" if appends and name in self.script.variables.values else value
+            value, appends = self.script.variables.arithmetic(sum_of), False
         if value != mark(name) or name in self.script.variables.values:  # NAME=$NAME: who starts the script gives it
             self.script.variables.put(name, self.script.variables.with_own_mark(name, value), appends)
-        return tokens[1:]
 
-    def _document(self, words: list[str], text: str, redirected: dict[str, Token]) -> bool:
+    def _document(self, line: int, words: list[str], text: str, redirected: dict[str, Token]) -> bool | None:
+        """Run a command that reads a text of the script."""
+        variables = self.script.variables
         target = redirected.get(">") or redirected.get(">>")
         if target is not None:
             self.script.write(self.script.variables.text_of(target), text, appends=">>" in redirected)
-        elif words and words[0] == "read":
-            for word in words[1:]:
-                if word.isascii() and word.isidentifier():
-                    self.script.variables.put(word, text)
+        elif words and words[0] in READING:
+            for name, value in values_read(words, text, variables.separators).items():
+                if value is None:
+                    variables.doubt(name, appends=False)
+                else:
+                    variables.put(name, value)
+        elif words and words[0] == "tee":
+            for word in (word for word in words[1:] if not word.startswith("-")):
+                self.script.write(word, text, appends="-a" in words)
+        elif words and words[0] in _SOURCING:
+            self.script.follow(text, self.depth + 1)
         elif words and (PurePath(words[0]).name in ("sbatch", "bash", "sh", "srun") or _ends_in_shell(words)):
             self.script.batch_options([part for word in words for part in word.split("=", 1)])
             self.script.follow(text, self.depth + 1)
+        else:
+            return self._command(line, words, self.script) if words else True
         return True
 
     def _command(self, line: int, words: list[str], script: "Script") -> bool | None:
@@ -186,14 +238,26 @@ class CommandEffects:
             return True
         if name in ("false", "true"):
             return name == "true"
+        if name == "let" or (name == "printf" and words[1:2] == ["-v"]):
+            changed = words[2:3] if name == "printf" else [name for word in words[1:] for name in changed_names(word)]
+            for word in filter(is_name, changed):
+                script.variables.doubt(word, appends=False)
+            return None
         if name in _WITHOUT_EFFECT:
             return True
         if name == "unset":
-            for word in words[1:]:
+            for word in words[1:] if "-f" not in words else ():
                 script.variables.values.pop(word, None)
+                if word.endswith("]"):  # an element of an array
+                    script.variables.doubt(word.partition("[")[0], appends=False)
             return True
         if name == "eval":
-            script.follow(" ".join(words[1:]), self.depth + 1)
+            text = " ".join(words[1:]).strip()
+            if (output := UNKNOWN.match(text)) and output[1] in script.variables.expansions:
+                if not _HOOKS.search(output[1]):
+                    self._note_unread(line, words)
+                return None
+            script.follow(text, self.depth + 1)
             return True
         if name in READING:
             for word in words[1:]:
@@ -214,7 +278,7 @@ class CommandEffects:
 
     def _started(self, line: int, words: list[str], script: "Script") -> bool | None:
         """Follow the script that a command sources or starts; without one, record the command."""
-        is_sourced = (PurePath(words[0]).name or words[0]) in ("source", ".")
+        is_sourced = (PurePath(words[0]).name or words[0]) in _SOURCING
         place = next((place for place, _ in enumerate(words) if _is_started(words, place, script)), None)
         if place is not None:
             text, arguments = script.script_text(words[place]), words[place + 1 :]
@@ -224,13 +288,7 @@ class CommandEffects:
                 else:
                     script.start(text, self.depth + 1, arguments)
         elif is_sourced:
-            script.notes.append(
-                say(
-                    "line {line}: {command} is not read: name that file too",
-                    line=line,
-                    command=shortened(readable(" ".join(words[:2]))),
-                )
-            )
+            self._note_unread(line, words)
         else:
             return self._other_command(line, words, script)
         return True

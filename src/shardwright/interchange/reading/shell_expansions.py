@@ -88,6 +88,15 @@ def _replaced(text: str, modifier: str, expanded: Callable[[str], str]) -> str |
     return "".join(pieces) + text[place:]
 
 
+def changed_items(items: list[str], modifier: str, expanded: Callable[[str], str]) -> list[str] | None:
+    """The elements of an array from a place on, so many as the modifier :FROM:LENGTH says; None if it is unknown."""
+    begin, _, length = (word.strip() for word in modifier[1:].partition(":"))
+    first, size = signed(expanded(begin)), signed(expanded(length)) if length else len(items)
+    if first is None or size is None or size < 0 or -first > len(items):
+        return None
+    return items[first:][:size]
+
+
 def _part(text: str, modifier: str, expanded: Callable[[str], str]) -> str | None:
     """The part of a text from a place on, of a length."""
     begin, _, length = (word.strip() for word in modifier.partition(":"))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.config.phrase import both, say
 from shardwright.interchange.reading.shell_commands import CommandEffects
-from shardwright.interchange.reading.shell_marks import unknown_names
+from shardwright.interchange.reading.shell_marks import RANK_NAME, UNKNOWN, unknown_names
 from shardwright.interchange.reading.shell_words import Token
 
 if TYPE_CHECKING:
@@ -117,3 +117,27 @@ class GuardedText(CommandEffects):
             if token.operator == ">" and place + 1 < len(tokens) and text_of(tokens[place + 1]) == tested[0]:
                 return True
         return False
+
+    def _note_open(self, line: int, names: list[str]) -> None:
+        """Note that a condition is unknown, and the variables among some names that nobody has set."""
+        unset = [name for name in names if name.isalnum() or name.isidentifier()]
+        note = say("line {line}: a condition that can't be known here is taken as not so", line=line)
+        if unset:
+            ways = " ".join(f"--set {name}=VALUE" for name in unset)
+            note = say(
+                "line {line}: a condition depends on what nobody gave, and is taken as not so ({ways})",
+                line=line,
+                ways=ways,
+            )
+        self.script.notes.append(note)
+
+    def _of_first_rank(self, subject: str, line: int, active: bool) -> str:
+        """The subject of a case, of rank 0 if it is a rank that nobody gives: each rank has a part of its own."""
+        names = unknown_names(subject)
+        is_rank = all(RANK_NAME.search(name) and not self.script.variables.is_made(name) for name in names)
+        if not (names and is_rank and active):
+            return subject
+        self.script.notes.append(
+            say("line {line}: of a case the part of rank 0 is followed ({names})", line=line, names=both(names))
+        )
+        return UNKNOWN.sub("0", subject)

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from shardwright.interchange.reading.shell_arithmetic import Arithmetic
 from shardwright.interchange.reading.shell_marks import mark, unknown_names
-from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token
+from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token, document_token
 
 # Commands that count the nodes of a job by the list of them.
 COUNTS_NODES = re.compile(
@@ -16,7 +16,7 @@ COUNTS_NODES = re.compile(
 _SUM = re.compile(r"[0-9\s()+*/%-]+")  # of whole numbers
 _SCALE = re.compile(r"^\s*scale\s*=\s*0\s*;|;\s*$")
 _BC = (["bc"], ["bc", "-l"], ["bc", "-q"])
-_UNCHANGED = (["xargs"], ["tr", "-d", " "], ["tr", "-d", "\n"], ["tr", "-d", "\\n"])  # of a number or a word
+_UNCHANGED = (["cat"], ["xargs"], ["tr", "-d", " "], ["tr", "-d", "\n"], ["tr", "-d", "\\n"])  # of a number or a word
 
 
 def output_of(text: str, words_of: Callable[[Token], list[str]]) -> str | None:
@@ -36,16 +36,19 @@ def output_of(text: str, words_of: Callable[[Token], list[str]]) -> str | None:
 def _pipeline(text: str, words_of: Callable[[Token], list[str]]) -> list[list[str]] | None:
     """The words of each command of a pipeline; None if the text is something else. A here-string is an echo before."""
     commands: list[list[str]] = [[]]
-    is_given = False
+    is_given = is_ended = False
     for token in ShellReader(text).read():
         if token.operator == "|":
             commands.append([])
-        elif token.operator == "<<<":
+        elif token.operator in ("<<<", "<<", "<<-"):
             is_given = True
-        elif token.operator.strip():
+        elif token.operator == "\n":
+            is_ended = bool(commands[-1])
+        elif token.operator.strip() or (token.pieces and is_ended):
             return None
         elif token.pieces and is_given:
-            commands[-1:] = [["echo", *words_of(token)], commands[-1]]
+            given = token if token.document is None else document_token(token.document, token.expands)
+            commands[-1:] = [["echo", *words_of(given)], commands[-1]]
             is_given = False
         elif token.pieces:
             commands[-1] += words_of(token)

@@ -72,7 +72,8 @@ class Script:
 
     def write(self, path: str, text: str, appends: bool) -> None:
         """Keep the text that the script writes into a file, which it may start or name afterwards."""
-        self.written[path] = self.written.get(path, "") + text if appends else text
+        before = self.written.get(path, "") if appends else ""
+        self.written[path] = before + ("\n" if before and not before.endswith("\n") else "") + text
         name = PurePath(path).name
         suffix = PurePath(path).suffix.lower()
         if name and (suffix in _SCRIPTS or (suffix not in _NO_SCRIPTS and not unknown_names(name))):

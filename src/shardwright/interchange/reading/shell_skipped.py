@@ -7,11 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shardwright.interchange.reading.shell_arithmetic import changed_names
 from shardwright.interchange.reading.shell_words import Token
 
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
 READING = ("read", "mapfile", "readarray", "getopts")
 LOCAL = ("local", "declare", "typeset")  # what a function declares so ends with it
+_DEFAULTED = re.compile(r"^([A-Za-z_]\w*):?=")
 _ELEMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\[([^\]]+)\]")
 
 
@@ -40,13 +42,17 @@ class SkippedPart:
         """Record a command and the assignments before it."""
         words = [token for token in tokens if token.pieces]
         first = words[0].plain if words else ""
-        if first in LOCAL:
+        for name in names_changed(words):
+            self.put(name, False)
+        if first == "local":
             return
         if first in READING:
             for name in names_of(words[1:]):
                 self.put(name, False)
         for token in words[1:] if first in DECLARING else words:
             assignment = assigned(token)
+            if assignment is None and first in DECLARING:
+                continue
             if assignment is None:
                 self.calls.add(token.plain)
                 return
@@ -83,4 +89,33 @@ def element_index(token: Token) -> str:
 
 def names_of(tokens: Sequence[Token]) -> list[str]:
     """The words that are valid names of variables."""
-    return [token.plain for token in tokens if token.plain.isascii() and token.plain.isidentifier()]
+    return [token.plain for token in tokens if is_name(token.plain)]
+
+
+def is_name(word: str) -> bool:
+    """True for a valid name of a variable."""
+    return word.isascii() and word.isidentifier()
+
+
+_CHANGES = {"arithmetic": changed_names, "variable": _DEFAULTED.findall}
+
+
+def names_changed(words: Sequence[Token]) -> list[str]:
+    """The variables that a command changes by arithmetic, by `let`, `printf -v` or ${NAME:=VALUE}, or that it declares
+    in quotes: export "NAME=VALUE"."""
+    names = [
+        name
+        for token in words
+        for piece in token.pieces
+        for name in (_CHANGES[piece.kind](piece.text) if piece.kind in _CHANGES else ())
+    ]
+    texts = ["".join(piece.text for piece in token.pieces) for token in words]
+    first = texts[0] if texts else ""
+    if first == "let":
+        names += [name for text in texts[1:] for name in changed_names(text)]
+    if first == "printf" and texts[1:2] == ["-v"]:
+        names += texts[2:3]
+    if first in DECLARING:
+        quoted = [text for token, text in zip(words, texts, strict=True) if "=" in text and not assigned(token)]
+        names += [name for text in quoted if is_name(name := text.partition("=")[0])]
+    return names

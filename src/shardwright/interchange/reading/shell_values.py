@@ -11,11 +11,17 @@ from dataclasses import dataclass, field
 
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
-from shardwright.interchange.reading.shell_arithmetic import Arithmetic, UnknownOperand, UnreadExpressionError
-from shardwright.interchange.reading.shell_expansions import changed_text, split_index
+from shardwright.interchange.reading.shell_arithmetic import (
+    Arithmetic,
+    UnknownOperand,
+    UnreadExpressionError,
+    changed_names,
+)
+from shardwright.interchange.reading.shell_expansions import changed_items, changed_text, split_index
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, readable, unknown_names
 from shardwright.interchange.reading.shell_outputs import COUNTS_NODES, output_of
-from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token, WordPiece
+from shardwright.interchange.reading.shell_reading import parts_of
+from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token, WordPiece, document_token
 
 Value = str | list[str] | dict[str, str]  # a word, an array, an associative array
 
@@ -33,6 +39,7 @@ class Variables:
     fixed: frozenset[str] = frozenset()
     defaulted: dict[str, str] = field(default_factory=dict)
     expansions: set[str] = field(default_factory=set)  # names of marks for anything but variables, such as output
+    integers: set[str] = field(default_factory=set)  # names that `declare -i` has made numbers
     num_shifted: int = 0  # arguments that nobody gave, and that `shift` has passed
 
     def leave_empty(self, names: Collection[str]) -> None:
@@ -76,6 +83,12 @@ class Variables:
             self.set_arguments(words[number:])
         else:
             self.num_shifted += number
+
+    @property
+    def separators(self) -> str | None:
+        """The characters of $IFS, which split words; None if it is not set, or unknown."""
+        value = self.values.get("IFS")
+        return value if isinstance(value, str) and not unknown_names(value) else None
 
     def texts(self) -> dict[str, str]:
         """The variables that are no arrays."""
@@ -142,6 +155,8 @@ class Variables:
         words: list[str] = []
         current: str | None = None
         can_vanish = False
+        separators = self.separators
+        blanks = " \t\n" if separators is None else separators
         for piece in token.pieces:
             values = self._values(piece, depth)
             can_vanish = can_vanish or (not values and piece.quoted)
@@ -152,8 +167,8 @@ class Variables:
                 if not is_split:
                     current = (current or "") + text
                     continue
-                parts = text.split()
-                if text[:1].isspace() and current is not None:
+                parts = parts_of(text, separators)
+                if text[:1] in blanks and current is not None:
                     words.append(current)
                     current = None
                 for part_index, part in enumerate(parts):
@@ -161,7 +176,7 @@ class Variables:
                         words.append(current or "")
                         current = None
                     current = (current or "") + part
-                if parts and text[-1:].isspace():
+                if parts and text[-1:] in blanks:
                     words.append(current or "")
                     current = None
             _check(sum(map(len, words)) + len(current or ""))
@@ -177,8 +192,7 @@ class Variables:
 
     def document_of(self, text: str) -> str:
         """The expanded text of a here-document."""
-        reader = ShellReader('"' + text.replace('"', '\\"') + '"')
-        return self.text_of(Token(1, pieces=tuple(reader.quoted())))
+        return self.text_of(document_token(text))
 
     def _values(self, piece: WordPiece, depth: int) -> list[tuple[str, bool]]:
         """The texts of a piece, each with True if it is split at blanks; an array may have several texts."""
@@ -218,12 +232,13 @@ class Variables:
         if name in ("@", "*") and value is None:  # the script has no arguments
             return [""] if name == "*" and quoted else []
         if name == "*" and quoted and isinstance(value, list):
-            value = " ".join(value)
+            value = self._joined(value)
         if modifier.startswith("["):
             # An array is given from outside as one text.
             value = value.split() if isinstance(value, str) and name in self.fixed else value
             index, modifier = split_index(modifier)
-            value = _element(value, self._expanded(index, depth) if "$" in index else index.strip("'\""), quoted)
+            value = _element(value, self._expanded(index, depth) if "$" in index else index.strip("'\""))
+            value = self._joined(value) if index == "*" and quoted and isinstance(value, list) else value
         is_empty = value is None or (modifier.startswith(":") and value in ("", []))
         sign, word = (modifier[:2], modifier[2:]) if modifier.startswith(":") else (modifier[:1], modifier[1:])
         kind = sign.removeprefix(":")
@@ -243,8 +258,16 @@ class Variables:
             return _as_list(mark(name) if is_empty else value)
         if value is None:
             return [mark(name)]
+        if isinstance(value, list) and modifier.startswith(":"):  # ${NAME[@]:FROM:LENGTH} are elements
+            items = value if name not in ("@", "*") else [mark("0"), *value]
+            sliced = changed_items(items, modifier, lambda inner: self._expanded(inner, depth))
+            return [self.unfollowed(f"{{{text}}}")] if sliced is None else sliced
         known = [changed_text(item, modifier, lambda inner: self._expanded(inner, depth)) for item in _as_list(value)]
         return known if None not in known else [self.unfollowed(f"{{{text}}}")]  # type: ignore[return-value]
+
+    def _joined(self, values: list[str]) -> str:
+        """The text of "${NAME[*]}": its elements with the first separator between them."""
+        return (" " if self.separators is None else self.separators[:1]).join(values)
 
     def _value_of(self, name: str) -> Value | None:
         """The value of a variable or an argument; None if it is unknown."""
@@ -281,6 +304,10 @@ class Variables:
 
     def arithmetic(self, text: str, depth: int = 0) -> str:
         """The value of $(( )): a whole number as text; a mark if a name in it is unknown."""
+        if names := changed_names(text):
+            for name in names:
+                self.doubt(name, appends=False)
+            return self.unfollowed(f"(({text.strip()}))")
         plain = "".join(
             " ".join(piece_text for piece_text, _ in self._values(piece, depth + 1)) if piece else " "
             for piece in _pieces_of(text)
@@ -316,14 +343,14 @@ def _appended(old: Value, value: Value) -> Value:
     return [*old, value] if isinstance(value, str) else old + value
 
 
-def _element(value: Value | None, index: str, quoted: bool) -> Value | None:
+def _element(value: Value | None, index: str) -> Value | None:
     if value is None:
         return [] if index in ("@", "*") else None
     if isinstance(value, dict):
-        return value.get(index) if index not in ("@", "*") else _element([*value.values()], index, quoted)
+        return value.get(index) if index not in ("@", "*") else [*value.values()]
     values = [value] if isinstance(value, str) else value
     if index in ("@", "*"):
-        return " ".join(values) if index == "*" and quoted else values
+        return values
     position = whole(index)
     return values[position] if position is not None and position < len(values) else None
 

@@ -11,8 +11,8 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 
 # Longer operators come before their beginnings.
-OPERATORS = ("&&", "||", ";;", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", "|&", "((", "))", ";", "&", "|", "<", ">",
-             "(", ")", "\n")  # fmt: skip
+OPERATORS = ("&&", "||", ";;&", ";;", ";&", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", "|&", "((", "))", ";", "&", "|",
+             "<", ">", "(", ")", "\n")  # fmt: skip
 _ENDS_WORD = " \t\r\n;&|<>()"
 _BEFORE_COMMANDS = ("if", "elif", "while", "until", "then", "else", "do", "!", "{")
 _MOST_WORDS = 100_000
@@ -289,6 +289,13 @@ class ShellReader:
                 token.line, pieces=token.pieces, document="\n".join(lines), expands=not is_quoted
             )
         self._documents = []
+
+
+def document_token(text: str, expands: bool = True) -> Token:
+    """The text of a here-document as one quoted word. Raises ShellFault."""
+    if not expands:
+        return Token(1, pieces=(WordPiece("text", text, True),))
+    return Token(1, pieces=tuple(ShellReader('"' + text.replace('"', '\\"') + '"').quoted()))
 
 
 def without_end(line: int, beginning: str, end: str) -> str:

@@ -27,15 +27,17 @@ def _read(settings: Settings, fields: Flat) -> None:
         return
     if fields.get("precision.compute") not in ("bf16", "float32") or fields.get("precision.float8"):
         return
-    name = next(name for name in _OPTIONS if settings.has(name))
+    setting = settings.setting_text(next(name for name in _OPTIONS if settings.has(name)))
     settings.ignore(*_OPTIONS)
+    settings.note(
+        say("{setting}: all weights are bfloat16, without a copy (--set precision.master=float32)", setting=setting)
+    )
     fields |= {"precision.compute": "bf16", "precision.master": "none", "precision.gradients": "compute"}
     if fields.get("optimizer.name") not in _LIKE_WEIGHTS:
         return
     if fields["optimizer.beta2"] <= MOST_BETA:
         fields["precision.moments"] = "bf16"
     else:
-        setting = settings.setting_text(name)
         settings.lost.append(
             say(
                 "{setting}: moments of AdamW are bfloat16 there, where they stand still, and float32 here",
