@@ -32,6 +32,11 @@ class ZeroFactsSpec(Spec):
         description="Elements of parameters that ZeRO-3 has gathered at most: it fetches ahead as far, and does not "
         "release what is used again within as many; 0 is two layers and the tables.",
     )
+    copied: tuple[Launches, Launches] = Field(
+        (0.0, 0.0),
+        description="Bytes by element that kernels between those of a layer move under ZeRO-3: where what was gathered "
+        "is laid out as parameters, and where gradients are laid out to be scattered.",
+    )
     hooks: Launches = Field(
         0.0,
         description="What the host does around a layer's modules under ZeRO-3 in each pass, in launches of a kernel.",
