@@ -356,23 +356,25 @@ class Costing:
         """Seconds of a copy between device and host. KeyError if the link is unknown."""
         return size_bytes / host_link(self.software, known_host(self.run, self.rates))
 
-    def shard_s(self, kind: str) -> tuple[Numbers, Numbers]:
-        """ZeRO-3: seconds of (gathering the parameters of a piece, scattering their gradients) by themselves.
+    def shard_s(self, kind: str) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """ZeRO-3: seconds of (gathering the parameters of a piece, scattering their gradients, copies behind a gather,
+        copies before a scatter) by themselves.
 
-        Shards on the host are copied to the device before each gather.
+        Shards on the host are copied to the device before each gather. The other copies are kernels in the order of
+        those that compute (`zero.copied` of the software).
         """
         shape, grid, rates, groups = self.run.shape, self.run.grid, self.rates, self.groups
         common, routed = shape.kind_parameters(kind) if is_layer(kind) else (shape.table_elements, 0)
         if kind == "mtp":  # replicated over tp
             common = shape.further_parameters * grid.tp
-        gather, scatter = 0.0, 0.0
+        gather, scatter, copied = 0.0, 0.0, 0.0
         for elements, shard, copies in (
             (common / grid.tp, groups.shard, groups.copies),
             (routed / (grid.ep * grid.expert_tp), groups.expert_shard, groups.expert_copies),
         ):
             elements = elements * (grid.zero == 3)
             gradients = (
-                self.software.reduce_bytes * elements * (not shape.is_adapted)
+                self.software.scattered_bytes * elements * (not shape.is_adapted)
             )  # adapters' are too small to tell
             values = grid.element_bytes * elements
             if shape.adapter.row_format and is_layer(kind):  # adapters are refused beside experts
@@ -383,7 +385,9 @@ class Costing:
             if np.any(grid.offload_parameters):
                 gather += self._host_s(values / shard.size * np.asarray(grid.offload_parameters))
             scatter += self._pieces_s(shard, gradients, True) + ring_s(rates, copies, gradients / shard.size, 2)
-        return gather, scatter
+            copied = copied + elements * (np.asarray(shard.size) > 1)
+        behind, before = (size_bytes * copied / rates.memory for size_bytes in self.software.zero.copied)
+        return gather, scatter, behind, before * (not shape.is_adapted)
 
     def _pieces_s(self, shard: Group, size_bytes: Numbers, scatters: bool = False) -> Numbers:
         """Seconds to gather or scatter a layer's shards: all at once, or tensor by tensor."""
