@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.config import catalog
+from shardwright.config.adapter import AdapterSpec
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
@@ -52,6 +53,14 @@ def test_nothing_is_copied_where_nothing_is_gathered() -> None:
     for grid in (replace(RUN.grid, dp=1, global_batch=1), replace(RUN.grid, zero=1)):
         run = replace(RUN, grid=grid)
         assert layer_of(run, (4.0, 6.0)).total == layer_of(run, (0.0, 0.0)).total
+
+
+def test_parameters_of_another_width_are_copied_as_wide_as_they_are() -> None:
+    """A base in NF4 has a quarter of the bytes and its scales; adapters' gradients are too few to count."""
+    base = replace(RUN, shape=replace(SHAPE, adapter=AdapterSpec(rank=8, base="nf4")))
+    more = [layer_of(run, (4.0, 6.0)).forward - layer_of(run, (0.0, 0.0)).forward for run in (RUN, base)]
+    assert 0.25 < float(more[1] / more[0]) < 0.3
+    assert layer_of(base, (0.0, 6.0)).total == layer_of(base, (0.0, 0.0)).total
 
 
 def test_the_step_has_the_copies_of_all_layers() -> None:

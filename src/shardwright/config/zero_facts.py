@@ -38,7 +38,7 @@ class ZeroFactsSpec(Spec):
     copied: tuple[Launches, Launches] = Field(
         (0.0, 0.0),
         description="Bytes by element that kernels between those of a layer move under ZeRO-3: where what was gathered "
-        "is laid out as parameters, and where gradients are laid out to be scattered.",
+        "is laid out as parameters, here of 16 bits, and where gradients are laid out to be scattered.",
     )
     hooks: Launches = Field(
         0.0,

@@ -27,7 +27,7 @@ from shardwright.cost.pipeline_bubble import are_put_off, gathers_for_a_pass
 from shardwright.cost.topology import Group
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.chains import Chain, chains, kept_bytes, share_run_again
-from shardwright.layers.operators import Context, Exchange, Operator
+from shardwright.layers.operators import HALF, Context, Exchange, Operator
 from shardwright.layers.query import Run
 
 
@@ -367,7 +367,7 @@ class Costing:
         common, routed = shape.kind_parameters(kind) if is_layer(kind) else (shape.table_elements, 0)
         if kind == "mtp":  # replicated over tp
             common = shape.further_parameters * grid.tp
-        gather, scatter, copied = 0.0, 0.0, 0.0
+        gather, scatter, behind, before = 0.0, 0.0, 0.0, 0.0
         for elements, shard, copies in (
             (common / grid.tp, groups.shard, groups.copies),
             (routed / (grid.ep * grid.expert_tp), groups.expert_shard, groups.expert_copies),
@@ -385,8 +385,8 @@ class Costing:
             if np.any(grid.offload_parameters):
                 gather += self._host_s(values / shard.size * np.asarray(grid.offload_parameters))
             scatter += self._pieces_s(shard, gradients, True) + ring_s(rates, copies, gradients / shard.size, 2)
-            copied = copied + elements * (np.asarray(shard.size) > 1)
-        behind, before = (size_bytes * copied / rates.memory for size_bytes in self.software.zero.copied)
+            is_cut, copied = (np.asarray(shard.size) > 1) / rates.memory, self.software.zero.copied
+            behind, before = behind + copied[0] * values / HALF * is_cut, before + copied[1] * elements * is_cut
         return gather, scatter, behind, before * (not shape.is_adapted)
 
     def _pieces_s(self, shard: Group, size_bytes: Numbers, scatters: bool = False) -> Numbers:
