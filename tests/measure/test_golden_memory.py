@@ -68,3 +68,14 @@ def test_inputs_that_are_split_over_tp_ranks() -> None:
     parts = replace(whole, grid=replace(whole.grid, sequence_parallel=True))
     split = replace(parts, software=row.run.software)
     assert float(peak_memory(split, shipped()).activations) == float(peak_memory(parts, shipped()).activations)
+
+
+def test_segments_that_grow_came_in_october_2024() -> None:
+    """torchtitan's launcher set them then: before, what lies idle between blocks is a share of a step's bytes."""
+    row = next(row for row in read_runs(RUNS.with_name("unseen-6.csv")) if row.id == "titanpr-003")
+    assert row.run and row.run.software == "torchtitan-2024-03"
+    later = peak_memory(replace(row.run, software="torchtitan"), shipped())
+    before = peak_memory(row.run, shipped())
+    step_bytes = float(before.activations + before.working + before.buffers)
+    assert float(before.total) == float(later.total)
+    assert float(before.slack - later.slack) > 0.08 * step_bytes

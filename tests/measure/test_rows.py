@@ -289,6 +289,8 @@ def test_software_is_a_generation_of_the_framework_that_a_column_names(column: s
 
 
 def test_software_that_is_compiled() -> None:
+    assert software(software="torchtitan@2024-09") == "torchtitan-2024-03"
+    assert software(software="torchtitan@2024-09", compiled="1") == "torchtitan-2024-03-compile"
     assert software(software="torchtitan@2024-12") == "torchtitan"
     assert software(software="torchtitan@2024-12", compiled="1") == "torchtitan-compile"
     assert software(software="torchtitan@2025-06", compiled="1") == "torchtitan-2025"
