@@ -139,6 +139,13 @@ def test_what_sets_variables_from_outside_is_noted(command: str, is_noted: bool)
     assert any("is not read" in note for note in script.notes) is is_noted
 
 
+def test_an_open_test_that_skips_a_command_is_noted() -> None:
+    """A script may have all of its commands behind such tests, as one that keeps a state in a file has."""
+    script = _followed('STATE=$(cat state)\n[[ "$STATE" == init ]] && run 1')
+    assert not script.commands
+    assert any("can't be known" in note for note in script.notes)
+
+
 @pytest.mark.parametrize(("sign", "value"), [("&&", "32"), ("||", "16")])
 def test_a_test_of_what_nobody_gave_is_taken_as_not_so(sign: str, value: str) -> None:
     """It is noted with the way to give it, as that of an `if` is."""

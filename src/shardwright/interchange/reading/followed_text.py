@@ -73,8 +73,9 @@ class FollowedText(GuardedText):
                 is_skipped = True
             begin = begin if connector else self.at
             if active and connector and succeeds is None and self.asked and not {"then", "do"} & {*ends}:
-                if self.asked == "test" and not self._is_doubtful(begin):
+                if self.asked == "test":
                     self._note_unknown(token.line, begin)
+                if self.asked == "test" and not self._is_doubtful(begin):
                     succeeds, is_skipped = False, connector == "&&"
                 else:
                     with self._noting() as part:
