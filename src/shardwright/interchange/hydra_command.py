@@ -34,7 +34,9 @@ def with_command_line(texts: Mapping[str, str], asked: Asked) -> tuple[dict[str,
         return files, []
     words = find_training_command(scripts, asked, is_training).arguments
     if not files:
-        option = next((word for word in words if word.startswith(("--config-name", "-cn"))), "")
+        named = [word for word in words if word.startswith(("--config-name", "-cn"))]
+        files_named = [word for word in words if word.lower().endswith(_YAML)]
+        option = [*named, *files_named, *words, ""][0]
         raise ShellFault(
             say(
                 "the script starts a program with a YAML ({option}), which is no file here: name it",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_conditions import fits_pattern
 from shardwright.interchange.reading.shell_counted_loops import counted
-from shardwright.interchange.reading.shell_guards import GuardedText
+from shardwright.interchange.reading.shell_guards import REDIRECTIONS, GuardedText, begins_body
 from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 from shardwright.interchange.reading.shell_skipped import READING, SkippedPart, assigned, names_of
 from shardwright.interchange.reading.shell_words import ShellFault, Token, WordPiece, not_closed, without_end
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 _MOST_ROUNDS = 200  # of a loop
 _LOOPS = ("for", "while", "until", "select")
 _ENDS_OF_PATTERN = (";;", ";&", ";;&")  # of a case; the next part runs, too, or further patterns are tried
-_APART = ("|", "|&", "&")
-_REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
 
 
 class FollowedText(GuardedText):
@@ -28,6 +26,7 @@ class FollowedText(GuardedText):
     def __init__(self, script: "Script", tokens: list[Token], depth: int) -> None:
         super().__init__(script, tokens, depth)
         self.noted: SkippedPart | None = None  # records what the passed commands would set
+        self.asked = ""  # the kind of the last command, as _kind_asked says
         self.is_known = True  # False if a condition of the last if is unknown
 
     @contextmanager
@@ -39,12 +38,6 @@ class FollowedText(GuardedText):
             if outer is not None:
                 outer.add(self.noted)
             self.noted = outer
-
-    def _is_doubtful(self, begin: int) -> bool:
-        """True if the words from `begin` on are unknown, and not only for unset variables, which count as empty."""
-        variables = self.script.variables
-        names = [name for token in self.tokens[begin : self.at] for name in unknown_names(variables.text_of(token))]
-        return not names or any(map(variables.is_made, names))
 
     def all(self) -> None:
         while self.at < len(self.tokens) and not self.ended:
@@ -79,6 +72,16 @@ class FollowedText(GuardedText):
             if active and connector and not is_skipped and self._is_guard(begin, self.at, (";", "\n", "&&", "||")):
                 is_skipped = True
             begin = begin if connector else self.at
+            if active and connector and succeeds is None and self.asked and not {"then", "do"} & {*ends}:
+                if self.asked == "test":
+                    self._note_unknown(token.line, begin)
+                if self.asked == "test" and not self._is_doubtful(begin):
+                    succeeds, is_skipped = False, connector == "&&"
+                else:
+                    with self._noting() as part:
+                        self._statement(not is_skipped and self.asked != "test", level)
+                    self.script.doubt(part)
+                    continue
             result = self._statement(active and not is_skipped, level)
             succeeds, connector = (succeeds if is_skipped else result), ""
         return succeeds
@@ -86,30 +89,33 @@ class FollowedText(GuardedText):
     def _statement(self, active: bool, level: int) -> bool | None:
         token = self.tokens[self.at]
         self.script.count_steps(1)
-        if token.plain == "if":
-            return self._if(active, level)
-        if token.plain == "case":
-            return self._case(active, level)
         if token.plain == "function" or self._is_function():
             return self._function(active, level)
-        if token.plain in _LOOPS:
-            return self._loop(active, level)
         if token.plain == "!":
             self.at += 1
             succeeds = self._statement(active, level) if self._peek() else None
             return None if succeeds is None else not succeeds
-        if token.plain == "{" or token.operator == "(":
-            end = "}" if token.plain == "{" else ")"
-            variables, is_subshell = self.script.variables, end == ")"
-            self.script.count_copies()
-            values, begin = dict(variables.values), self.at
-            self.at += 1
-            succeeds = self._until((end,), active, level + 1)
-            self.at += 1
-            if is_subshell or self._is_apart(begin):
-                variables.values = values  # nothing that a subshell sets is seen outside
-            return succeeds
-        return self._simple(active)
+        if token.plain not in ("if", "case", "{", *_LOOPS) and token.operator != "(":
+            return self._simple(active)
+        self.script.count_copies()
+        values, begin = dict(self.script.variables.values), self.at
+        succeeds = self._compound(token, active, level)
+        if token.operator == "(" or self._is_apart(begin):
+            self.script.variables.values = values  # nothing that a subshell sets is seen outside
+        return succeeds
+
+    def _compound(self, token: Token, active: bool, level: int) -> bool | None:
+        """Follow a condition, a loop or a group."""
+        if token.plain == "if":
+            return self._if(active, level)
+        if token.plain == "case":
+            return self._case(active, level)
+        if token.plain in _LOOPS:
+            return self._loop(active, level)
+        self.at += 1
+        succeeds = self._until(("}" if token.plain == "{" else ")",), active, level + 1)
+        self.at += 1
+        return succeeds
 
     def _if(self, active: bool, level: int) -> bool | None:
         self.is_known = active
@@ -190,7 +196,7 @@ class FollowedText(GuardedText):
                 continue
             patterns = []
             while (token := self._peek()) is not None and token.operator != ")":
-                patterns += [self.script.variables.text_of(token)] if not token.operator else []
+                patterns += [self.script.variables.pattern_of(token)] if not token.operator else []
                 self.at += 1
             self.at += 1
             fits = [fits_pattern(subject, pattern) for pattern in patterns]
@@ -220,7 +226,8 @@ class FollowedText(GuardedText):
         token = self.tokens[self.at]
         header, part, begin = self._pass_over("}", level)
         if active:
-            part.body = self.tokens[begin : self.at - 1]
+            is_subshell = self.tokens[begin - 1].operator == "("  # whose body has the brackets, too
+            part.body = self.tokens[begin - is_subshell : self.at - 1 + is_subshell]
             self.script.functions[(header[1] if token.plain == "function" else token).plain] = part
         return True
 
@@ -231,11 +238,12 @@ class FollowedText(GuardedText):
             if token.plain in ("while", "until"):
                 self.at += 1
                 self._until(("do",), active=False, level=level + 1)
-            while (header_token := self._peek()) is not None and header_token.plain not in ("do", "{"):
+            while (header_token := self._peek()) is not None and not begins_body(header_token, header):
                 header.append(header_token)
                 self.at += 1
             self.at += 1
             begin = self.at
+            end = ")" if self.tokens[begin - 1 : begin] and self.tokens[begin - 1].operator == "(" else end
             self._until((end,), active=False, level=level + 1)
         if self._peek() is None:
             raise ShellFault(without_end(token.line, token.plain or say("a function"), end))
@@ -301,13 +309,17 @@ class FollowedText(GuardedText):
         """Follow the body of a loop once for an item that is unknown, for the commands in it."""
         self.script.variables.doubt(name, appends=False)
         self._body(body, level)
-        self.ended = False
+        self.ended, self.jump = False, ""
 
     def _body(self, begin: int, level: int) -> bool:
         """Follow the body of a loop once. False if the loop ends there."""
         self.at = begin
         self._until(("done",), active=True, level=level + 1)
-        jump, self.jump = self.jump, ""
+        jump = self.jump
+        if jump and self.num_jumped > 1:  # which goes on in the loop around this one
+            self.num_jumped -= 1
+            return False
+        self.jump = ""
         if jump:
             self.ended = False
         return not self.ended and jump != "break"
@@ -336,7 +348,7 @@ class FollowedText(GuardedText):
                 tokens.append(Token(token.line, pieces=(WordPiece("text", token.operator, True),)))
                 self.at += 1
                 continue
-            if token.operator in _REDIRECTIONS:
+            if token.operator in REDIRECTIONS:
                 self.at += 1
                 if (target := self._peek()) is not None and not target.operator:
                     redirected[token.operator] = target
@@ -353,6 +365,7 @@ class FollowedText(GuardedText):
             self.at += 1  # an operator out of place
         if self.noted is not None:
             self.noted.command(tokens)
+        self.asked = self._kind_asked(tokens)
         if not active:
             return True
         if not self._is_apart(begin) or any(token.plain in READING for token in tokens[:1]):
@@ -362,13 +375,6 @@ class FollowedText(GuardedText):
         succeeds = self.apply(line, tokens, redirected)
         self.script.variables.values = values
         return succeeds
-
-    def _is_apart(self, begin: int) -> bool:
-        """True if the command from `begin` on runs in a shell of its own: it is part of a pipeline, or not waited for.
-        Nothing that it sets is seen outside."""
-        before = self.tokens[begin - 1].operator if begin else ""
-        behind = token.operator if (token := self._peek()) is not None else ""
-        return before in ("|", "|&") or behind in _APART
 
     def _array(self, name: Token, active: bool) -> Token:
         """Assign the array NAME=( ... ). Returns an empty token, since nothing is left to do."""

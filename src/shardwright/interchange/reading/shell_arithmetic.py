@@ -9,10 +9,22 @@ from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_words import ShellFault
 
 _ARITHMETIC_TOKEN = re.compile(
-    r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!?:]|[0-9]+(?:[xX#][0-9A-Za-z]+)?|[A-Za-z_]\w*)"
+    r"\s*(\*\*|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%()<>!?:&|^]|[0-9]+(?:[xX#][0-9A-Za-z]+)?|[A-Za-z_]\w*)"
 )
 # Operators by precedence, the weakest first.
-_PRECEDENCE = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("+", "-"), ("*", "/", "%"), ("**",))
+_PRECEDENCE = (
+    ("||",),
+    ("&&",),
+    ("|",),
+    ("^",),
+    ("&",),
+    ("==", "!="),
+    ("<", ">", "<=", ">="),
+    ("<<", ">>"),
+    ("+", "-"),
+    ("*", "/", "%"),
+    ("**",),
+)
 # What changes a variable: NAME=, NAME+=, NAME++, ++NAME, and those of an element NAME[INDEX].
 _CHANGED = re.compile(
     r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
@@ -26,6 +38,7 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
     "%": lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1),
     "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge, "==": operator.eq,
+    "|": operator.or_, "^": operator.xor, "&": operator.and_, "<<": operator.lshift, ">>": operator.rshift,
     "!=": operator.ne, "&&": lambda a, b: int(bool(a and b)), "||": lambda a, b: int(bool(a or b)),
 }  # fmt: skip
 
@@ -147,7 +160,7 @@ class Arithmetic:
     def _apply(self, sign: str, a: int, b: int) -> int:
         if sign in ("/", "%") and b == 0:
             raise ShellFault(say("$(( {text} )) divides by 0; give its value with --set", text=self.text[:60]))
-        is_too_high = sign == "**" and not 0 <= b <= 63
+        is_too_high = sign in ("**", "<<", ">>") and not 0 <= b <= 63
         if is_too_high or abs(result := int(_OPERATIONS[sign](a, b))) > _LARGEST:
             raise ShellFault(_not_computed(self.text))
         return result

@@ -10,7 +10,7 @@ from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_arithmetic import changed_names
-from shardwright.interchange.reading.shell_conditions import is_true
+from shardwright.interchange.reading.shell_conditions import EQUALITIES, is_true
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, readable, unknown_names
 from shardwright.interchange.reading.shell_reading import values_read
 from shardwright.interchange.reading.shell_skipped import DECLARING, LOCAL, READING, assigned, element_index, is_name
@@ -54,6 +54,7 @@ _OF_FILES = (
 )
 _SCRIPT_OPTIONS = ("-c", "-lc", "-xc", "-ec", "-ic", "-lic", "--wrap")  # of a shell or of sbatch, before a script
 _SUBMITTED = re.compile(r"\s*(?:\w+=\S*\s+){0,8}(?:[\w./-]*/)?(?:sbatch|qsub|bsub|torchrun|deepspeed|accelerate)\s")
+_BEFORE = ("time", "command", "builtin")  # words before a command, which runs as without them
 _SOURCING = ("source", ".")
 _HOOKS = re.compile("conda|mamba|hook|ssh-agent|modulecmd|brew|env_init")  # commands that prepare a shell
 
@@ -89,6 +90,7 @@ class CommandEffects:
     def __init__(self, script: "Script", depth: int) -> None:
         self.script, self.depth, self.ended = script, depth, False
         self.returned = False  # ended by `return`
+        self.num_jumped = 1  # loops that `jump` ends
         self.jump = ""  # "break" or "continue", which end the body of a loop
         self.local_names: list[str] = []  # variables that a function has for itself
 
@@ -96,6 +98,8 @@ class CommandEffects:
         """Apply a command with its assignments and redirections. True if it succeeds; None if that is unknown."""
         variables = self.script.variables
         tokens_left = [token for token in tokens if token.pieces]
+        while len(tokens_left) > 1 and tokens_left[0].plain in _BEFORE and not tokens_left[1].plain.startswith("-"):
+            tokens_left = tokens_left[1:]
         self._submit(tokens_left)
         if len(tokens_left) == 1 and [piece.kind for piece in tokens_left[0].pieces] == ["arithmetic"]:
             return self._arithmetic(tokens_left[0].pieces[0].text)
@@ -106,6 +110,13 @@ class CommandEffects:
         prefixed = [assignment[0] for token in prefix if (assignment := assigned(token))]
         # A shell expands the words of a command before its prefix (A=1 command) is set, for this command alone.
         words = [word for token in command for word in variables.words_of(token)]
+        if command and command[0].plain == "[[":
+            pairs = zip(["", *(token.plain for token in command)], command, strict=False)
+            words = [
+                word
+                for before, token in pairs
+                for word in ([variables.pattern_of(token)] if before in EQUALITIES else variables.words_of(token))
+            ]
         values = {name: variables.values[name] for name in prefixed if name in variables.values}
         for token in prefix:
             self._assign(token)
@@ -119,7 +130,8 @@ class CommandEffects:
         """Follow what commands submit or start whose output is a part of some words: JOB=$(sbatch run.slurm)."""
         for piece in (piece for token in tokens for piece in token.pieces):
             if piece.kind == "command" and _SUBMITTED.match(piece.text):
-                self.script.follow(piece.text, self.depth + 1)
+                with self.script.apart():
+                    self.script.follow(piece.text, self.depth + 1)
 
     def _declare(self, line: int, command: str, tokens: list[Token]) -> bool:
         """Declare variables, with values or without."""
@@ -171,7 +183,19 @@ class CommandEffects:
             return self._document(line, words, text, redirected)
         if "<<<" in redirected and words and words[0] in (*READING, *_SOURCING):
             return self._document(line, words, variables.text_of(redirected["<<<"]), redirected)
+        target = redirected.get(">") or redirected.get(">>")
+        if words and target is not None:
+            self._print(line, words, variables.text_of(target), ">>" in redirected)
         return self._command(line, words, script) if words else True
+
+    def _print(self, line: int, words: list[str], path: str, appends: bool) -> None:
+        """Keep the output of `echo` that goes into a file, or note another command that changes a script."""
+        is_plain = words[0] == "echo" and not any("\\" in word for word in words)
+        if is_plain:
+            arguments = words[1 + (words[1:2] in (["-e"], ["-n"])) :]
+            self.script.write(path, " ".join(arguments) + "\n", appends)
+        elif path in self.script.written and self.script.has_script(path):
+            self.script.change(line, [path], words)
 
     def _arithmetic(self, text: str) -> bool | None:
         """The truth of (( ... )); None if it is unknown. Variables that it assigns become unknown."""
@@ -189,7 +213,9 @@ class CommandEffects:
         pieces = (WordPiece("text", first_piece.text[first_piece.text.index("=") + 1 :], False), *token.pieces[1:])
         value = self.script.variables.text_of(Token(token.line, pieces=pieces))
         if index := element_index(token):
-            self.script.variables.put_element(name, index.strip("'\""), value)
+            self.script.variables.put_element(
+                name, index.strip("'\""), value, appends=first_piece.text.partition("=")[0].endswith("+")
+            )
             return
         if name in self.script.variables.integers and value.strip():
             sum_of = f"{name}+({value})" if appends and name in self.script.variables.values else value
@@ -201,7 +227,10 @@ class CommandEffects:
         """Run a command that reads a text of the script."""
         variables = self.script.variables
         target = redirected.get(">") or redirected.get(">>")
-        if target is not None:
+        if words and words[0] == "tee":
+            for word in (word for word in words[1:] if not word.startswith("-")):
+                self.script.write(word, text, appends="-a" in words)
+        elif target is not None:
             self.script.write(self.script.variables.text_of(target), text, appends=">>" in redirected)
         elif words and words[0] in READING:
             for name, value in values_read(words, text, variables.separators).items():
@@ -209,14 +238,12 @@ class CommandEffects:
                     variables.doubt(name, appends=False)
                 else:
                     variables.put(name, value)
-        elif words and words[0] == "tee":
-            for word in (word for word in words[1:] if not word.startswith("-")):
-                self.script.write(word, text, appends="-a" in words)
         elif words and words[0] in _SOURCING:
             self.script.follow(text, self.depth + 1)
         elif words and (PurePath(words[0]).name in ("sbatch", "bash", "sh", "srun") or _ends_in_shell(words)):
             self.script.batch_options([part for word in words for part in word.split("=", 1)])
-            self.script.follow(text, self.depth + 1)
+            with self.script.apart():
+                self.script.follow(text, self.depth + 1)
         else:
             return self._command(line, words, self.script) if words else True
         return True
@@ -228,6 +255,7 @@ class CommandEffects:
         if name in ("exit", "return", "break", "continue"):
             self.ended, self.returned = True, name == "return"
             self.jump = name if name in ("break", "continue") else ""
+            self.num_jumped = (whole(words[1]) or 1) if self.jump and len(words) > 1 else 1
             script.ended_on = line if name == "exit" else script.ended_on
             return True
         if name == "shift":
@@ -285,6 +313,8 @@ class CommandEffects:
             with script.launched_by(() if is_sourced else words[:place]):
                 if is_sourced and not arguments:
                     script.follow(text, self.depth + 1)
+                elif is_sourced:
+                    script.source(text, self.depth + 1, arguments)
                 else:
                     script.start(text, self.depth + 1, arguments)
         elif is_sourced:
@@ -303,7 +333,7 @@ class CommandEffects:
             )
             is_program = is_program or word.endswith(".py")
             if is_script and any(separator in word for separator in " \n"):
-                with script.launched_by(words[: words.index(word)]):
+                with script.launched_by(words[: words.index(word)]), script.apart():
                     script.follow(word, self.depth + 1)
                 return True
         script.count_copies()

@@ -9,6 +9,7 @@ from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 from shardwright.interchange.reading.shell_values import Variables
 
 _WILD = re.compile(r"[*?\[\\]")  # where the literal beginning of a pattern ends
+EQUALITIES = ("=", "==", "!=")
 _MOST_PATTERN = 200  # characters
 _COMPARISONS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
 
@@ -27,6 +28,8 @@ def is_true(words: list[str], variables: Variables) -> bool | None:
         truth = is_true(words[1:], variables)
         return None if truth is None else not truth
     known_parts = [UNKNOWN.sub("", word) for word in words]
+    if len(words) == 1 and variables.values.keys() & {*unknown_names(words[0])}:
+        return None
     if len(words) <= 1:
         return bool(known_parts and known_parts[0])
     if len(words) == 2 and words[0] in ("-n", "-z") and variables.values.keys() & {*unknown_names(words[1])}:
@@ -37,7 +40,7 @@ def is_true(words: list[str], variables: Variables) -> bool | None:
         )
     if len(words) != 3:
         return None
-    if words[1] in ("=", "==", "!="):
+    if words[1] in EQUALITIES:
         is_like = fits_pattern(words[0], words[2])
         return None if is_like is None else is_like == (words[1] != "!=")
     if any(map(unknown_names, (words[0], words[2]))):

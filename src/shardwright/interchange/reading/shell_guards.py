@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from shardwright.interchange.reading.shell_script import Script
 
 _MOST_GUARD = 200  # words of what a guard does
+_ANSWERING = ("grep", "which", "command", "diff", "cmp", "type", "hash", "pgrep")
+_APART = ("|", "|&", "&")
+REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
 _FILE_TESTS = ("-d", "-e", "-f", "-s")
 
 
@@ -141,3 +144,34 @@ class GuardedText(CommandEffects):
             say("line {line}: of a case the part of rank 0 is followed ({names})", line=line, names=both(names))
         )
         return UNKNOWN.sub("0", subject)
+
+    def _kind_asked(self, tokens: list[Token]) -> str:
+        """The kind of a command: "test" for a condition, "answer" for another one that && and || ask; else empty."""
+        first = tokens[0] if tokens else None
+        if first is None:
+            return ""
+        if first.plain in ("[", "[[", "test") or [piece.kind for piece in first.pieces] == ["arithmetic"]:
+            return "test"
+        return "answer" if first.plain in _ANSWERING or first.plain in self.script.functions else ""
+
+    def _is_apart(self, begin: int) -> bool:
+        """True if the command from `begin` on runs in a shell of its own: it is part of a pipeline, or not waited for.
+        Nothing that it sets is seen outside."""
+        before = self.tokens[begin - 1].operator if begin else ""
+        at = self.at
+        while at + 1 < len(self.tokens) and self.tokens[at].operator in REDIRECTIONS:
+            at += 2
+        behind = self.tokens[at].operator if at < len(self.tokens) else ""
+        return before in ("|", "|&") or behind in _APART
+
+    def _is_doubtful(self, begin: int) -> bool:
+        """True if the words from `begin` on are unknown, and not only for unset variables, which count as empty."""
+        variables = self.script.variables
+        names = [name for token in self.tokens[begin : self.at] for name in unknown_names(variables.text_of(token))]
+        return not names or any(map(variables.is_made, names))
+
+
+def begins_body(token: Token, header: Sequence[Token]) -> bool:
+    """True if the body of a loop or a function begins at a token, `header` being the tokens before it."""
+    before = [other.operator for other in header if other.operator.strip()]
+    return token.plain in ("do", "{") or (token.operator == "(" and before[-2:] == ["(", ")"])

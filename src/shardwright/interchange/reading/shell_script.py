@@ -92,8 +92,23 @@ class Script:
 
     def start(self, text: str, depth: int, arguments: Sequence[str]) -> None:
         """Follow a script that another one starts with arguments. Raises ShellFault."""
+        with self.apart():
+            self.source(text, depth, arguments)
+
+    def source(self, text: str, depth: int, arguments: Sequence[str]) -> None:
+        """Follow a script that another one sources with arguments. Raises ShellFault."""
         with self._arguments(arguments):
             self.follow(text, depth)
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Have a shell of its own, such as that of a script that is started: nothing that it sets is seen outside."""
+        self.count_copies()
+        values = dict(self.variables.values)
+        try:
+            yield
+        finally:
+            self.variables.values = values
 
     def call(self, function: SkippedPart, depth: int, arguments: Sequence[str]) -> bool:
         """Follow the body of a function. True if it ends the script. Raises ShellFault."""

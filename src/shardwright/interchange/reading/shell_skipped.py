@@ -4,7 +4,7 @@ The value of such a variable is unknown from there on.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.interchange.reading.shell_arithmetic import changed_names
@@ -97,7 +97,12 @@ def is_name(word: str) -> bool:
     return word.isascii() and word.isidentifier()
 
 
-_CHANGES: Mapping[str, Callable[[str], list[str]]] = {"arithmetic": changed_names, "variable": _DEFAULTED.findall}
+def _defaulted(text: str) -> list[str]:
+    """The variable that ${NAME:=VALUE} sets."""
+    return [match[1]] if (match := _DEFAULTED.match(text)) else []
+
+
+_CHANGES: dict[str, Callable[[str], list[str]]] = {"arithmetic": changed_names, "variable": _defaulted}
 
 
 def names_changed(words: Sequence[Token]) -> list[str]:

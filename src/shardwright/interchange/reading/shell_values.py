@@ -27,6 +27,7 @@ Value = str | list[str] | dict[str, str]  # a word, an array, an associative arr
 
 _ELEMENT = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)  # of an associative array
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
+_SIGN = re.compile(r"[*?\[]")  # of a pattern
 _MOST_TEXT, _MOST_LEVELS = 1 << 20, 12
 
 
@@ -118,9 +119,11 @@ class Variables:
         pairs = {element[1]: element[2] for element in elements if element}
         self.put(name, pairs if is_associative else items, appends)
 
-    def put_element(self, name: str, index: str, value: str) -> None:
-        """Set one element of an array."""
+    def put_element(self, name: str, index: str, value: str, appends: bool = False) -> None:
+        """Set one element of an array, or append to it."""
         old = self.values.get(name)
+        before = _element(old, index) if appends and old is not None else None
+        value = before + value if isinstance(before, str) else value
         position = whole(index)
         if name in self.fixed:
             return
@@ -190,6 +193,15 @@ class Variables:
         _check(len(joined))
         return joined
 
+    def pattern_of(self, token: Token) -> str:
+        """The expanded token as a pattern of file names, in which quoted signs stand for themselves."""
+        texts = [
+            _SIGN.sub(r"[\g<0>]", text) if piece.quoted else text
+            for piece in token.pieces
+            for text in (" ".join(value for value, _ in self._values(piece, 0)),)
+        ]
+        return "".join(texts)
+
     def document_of(self, text: str) -> str:
         """The expanded text of a here-document."""
         return self.text_of(document_token(text))
@@ -233,7 +245,8 @@ class Variables:
             return [""] if name == "*" and quoted else []
         if name == "*" and quoted and isinstance(value, list):
             value = self._joined(value)
-        if modifier.startswith("["):
+        is_chosen = modifier.startswith("[")
+        if is_chosen:
             # An array is given from outside as one text.
             value = value.split() if isinstance(value, str) and name in self.fixed else value
             index, modifier = split_index(modifier)
@@ -242,6 +255,8 @@ class Variables:
         is_empty = value is None or (modifier.startswith(":") and value in ("", []))
         sign, word = (modifier[:2], modifier[2:]) if modifier.startswith(":") else (modifier[:1], modifier[1:])
         kind = sign.removeprefix(":")
+        if isinstance(value, list) and name not in ("@", "*") and not is_chosen:  # a name alone is the first element
+            value = value[0] if value else None if modifier else ""
         if not modifier:
             return _as_list(value if value is not None else mark(name))
         if kind in ("-", "="):
@@ -340,7 +355,7 @@ def _appended(old: Value, value: Value) -> Value:
         return old | value if isinstance(old, dict) and isinstance(value, dict) else value
     if isinstance(old, str):
         return old + value if isinstance(value, str) else [old, *value]
-    return [*old, value] if isinstance(value, str) else old + value
+    return [(old or [""])[0] + value, *old[1:]] if isinstance(value, str) else old + value
 
 
 def _element(value: Value | None, index: str) -> Value | None:
