@@ -11,11 +11,10 @@ tables that nobody had seen, predictions with descriptions were no better than w
 
 The ends are those of runs as they are to the catalog of which no fact makes a prediction less sure
 (cost/prediction_range.py). The spread of a fact is the least by which four of five runs with it lie in their range:
-"unfitted", "experts" and "small" of runs as they are to the catalog, "unmeasured" of those to which no constant is
-fitted, as they are and as new ones, and of those that nobody had seen when they were first predicted, that of an
-unknown device of the former and of new ones without the constants of their generation of devices, that of unknown
-software of new ones as if nothing said what ran them, which is a fact then, and "host" of the runs in HOSTED that keep
-optimizer state there. Run it after fit_costs.py.
+"unfitted", "experts" and "small" of runs as they are to the catalog, "unmeasured" of new ones, and of runs that nobody
+had seen when they were first predicted, as they are, that of an unknown device of the first and of new ones without the
+constants of their generation of devices, that of unknown software of new ones as if nothing said what ran them, which
+is a fact then, and "host" of the runs in HOSTED that keep optimizer state there. Run it after fit_costs.py.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -244,8 +243,11 @@ def main() -> None:
     low, high = percentile(ratios, weights, OUTSIDE), percentile(ratios, weights, 1 - OUTSIDE)
     told_by = dict.fromkeys(FACTS, seen(OWN))
     unseen = list(unseen_misses())
-    unfitted = [miss for miss in [*seen(OWN, *NEW), *unseen] if miss.table not in ("runs.csv", SHOWN)]
-    told_by |= {"unmeasured": unfitted, "device": seen(OWN, *ELSEWHERE), "software": seen(UNNAMED)}
+    told_by |= {
+        "unmeasured": [*seen(*NEW), *(miss for miss in unseen if miss.table != SHOWN)],
+        "device": seen(OWN, *ELSEWHERE),
+        "software": seen(UNNAMED),
+    }
     told_by["host"] = [miss for miss in every if miss.table in HOSTED]
     spreads = dict.fromkeys(FACTS, 0.0)
     for _ in range(ROUNDS):

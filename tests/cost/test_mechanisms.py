@@ -1,4 +1,4 @@
-"""Mechanisms against public measurements of them by themselves, as docs/cost.md has them."""
+"""Mechanisms against public measurements of them by themselves, as docs/mechanisms.md has them."""
 
 import statistics
 from collections import defaultdict

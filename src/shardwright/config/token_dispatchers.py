@@ -63,7 +63,7 @@ FACTS = (
         is_pipelined=True,
         permutes=False,
     ),
-    # DeepEP's branch hybrid-ep, and a profile of Megatron-Bridge at 067f987 (docs/cost.md).
+    # DeepEP's branch hybrid-ep, and a profile of Megatron-Bridge at 067f987 (docs/mechanisms.md).
     TokenDispatcher(
         name="hybridep",
         place=30,

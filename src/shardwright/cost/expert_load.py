@@ -9,7 +9,7 @@ import numpy as np
 from shardwright.config.section_shapes import ExpertShape
 from shardwright.layers.arrays import Numbers
 
-_EXPERTS_A_CHOICE = 16.0  # 128 experts and 8 choices: the mixture whose spread was measured (docs/cost.md)
+_EXPERTS_A_CHOICE = 16.0  # 128 experts and 8 choices: the mixture whose spread was measured (docs/measured-runs.md)
 
 
 def fullest_load(mixture: ExpertShape, ep: Numbers, spread: Numbers) -> Numbers:
