@@ -3,14 +3,17 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import shardwright as sw
 from shardwright.api.tool_server import NUM_PLANS, TOOLS, tool_server
+from support.ranks import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("searched_once")
 
@@ -82,6 +85,23 @@ def test_faults_of_a_job_are_answers() -> None:
     assert failed and "no-such-model" in text
 
 
+def test_a_script_of_another_system_becomes_a_job_of_the_other_tools(tmp_path: Path) -> None:
+    script, server = str(Path(__file__).parents[2] / "docs" / "pretrain.sh"), tool_server()
+    failed, answer = asked(server, "import", {"files": script, "device": "a100-sxm-80g"})
+    assert not failed and answer["system"] == "megatron" and answer["assumed"] and answer["job"]["plan"]
+    job = tmp_path / "job.toml"
+    job.write_text(answer["toml"])
+    assert asked(server, "estimate", {"job": str(job)})[1]["step_s"] > 0
+    named = asked(server, "import", {"files": [script], "system": "megatron", "device": "a100-sxm-80g"})
+    assert named == (False, answer)
+    failed, text = asked(server, "import", {"files": [script], "system": "megatrn"})
+    assert failed and "name a file, or one of megatron, torchtitan" in text
+    failed, text = asked(server, "import", {"files": [], "device": "h100-sxm"})
+    assert failed and "files is empty" in text
+    failed, text = asked(server, "estimate", {"job": script})
+    assert failed and "looks like a file of Megatron-LM" in text
+
+
 def test_an_argument_that_a_tool_does_not_have_is_refused() -> None:
     failed, text = asked(tool_server(), "estimate", {"job": "quickstart", "gpu": "h100-sxm"})
     assert (
@@ -101,7 +121,7 @@ def test_arguments_of_the_wrong_types_are_one_list_of_faults() -> None:
         "  4. devices is 'many'; use a whole number, 0 or more\n"
         "  5. device is 7; use a text, such as 'h100-sxm'",
     )
-    assert asked(server, "fly", {})[1] == "no tool is named fly; use estimate, plan, explain, check, catalog"
+    assert asked(server, "fly", {})[1] == "no tool is named fly; use estimate, plan, explain, check, import, catalog"
     as_text = {"job": "quickstart", "devices": "8", "device": "h100-sxm", "overrides": "plan.tp=3"}
     failed, answer = asked(server, "check", as_text)
     assert not failed and "plan.tp 3 does not divide 8 heads" in answer["faults"][0]
@@ -113,3 +133,23 @@ def test_the_command_speaks_with_a_client_over_its_standard_streams() -> None:
 
     command = StdioServerParameters(command=sys.executable, args=["-m", "shardwright", "mcp"], env=dict(os.environ))
     assert asked(command, "check", {"job": "quickstart"}) == (False, {"is_legal": True, "faults": [], "fits": None})
+
+
+@pytest.mark.processes
+def test_who_starts_it_by_hand_is_told_what_does() -> None:
+    """In a terminal; a client's pipe gets nothing but the protocol."""
+    import pty
+
+    words = [sys.executable, "-m", "shardwright", "mcp"]
+    for in_terminal in (True, False):
+        ours, theirs = pty.openpty()
+        stdin = theirs if in_terminal else subprocess.DEVNULL
+        with subprocess.Popen(words, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stderr is not None
+            if in_terminal:
+                assert "A client of the Model Context Protocol starts this command" in process.stderr.readline()
+                process.kill()
+            else:
+                assert process.communicate(timeout=PATIENCE_S) == ("", "")
+        os.close(ours)
+        os.close(theirs)

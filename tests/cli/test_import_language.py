@@ -35,6 +35,12 @@ def test_a_script_is_predicted_as_the_job_that_import_writes(tmp_path: Path) -> 
     assert further.exit_code == 2 and "say --from, too" in further.stderr
 
 
+def test_software_that_is_named_is_not_said_to_be_assumed() -> None:
+    by_flags, named = run(f"import {SCRIPT}"), run(f"import {SCRIPT} --as megatron-2023")
+    assert "priced as" in by_flags.stderr and "(--as NAME for another)" in by_flags.stderr
+    assert "priced as" not in named.stderr and 'software = "megatron-2023"' in named.stdout
+
+
 def test_a_system_that_is_not_read_is_refused_in_chinese(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("xtuner train my_config.py\n", encoding="utf-8")

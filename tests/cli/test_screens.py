@@ -58,3 +58,29 @@ def test_no_line_is_longer_than_the_terminal(
     assert [line for line in lines if re.search(r"\d%|^ *%", line)] == [], (
         "a percentage has a space, and no line within"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [("", "steps of this runtime, Shardwright's own"), ("--as megatron-core", "steps of megatron-core.")],
+)
+def test_every_prediction_of_a_step_names_its_software(options: str, named: str) -> None:
+    one_plan = f"{_ON_8} --set plan.tp=2 --set plan.dp=4 {options}"
+    clusters = f"--on h100-sxm:8 --on h200-sxm:8 --keep plan.pp=1 --keep plan.tp=2 {options}"
+    for command in (f"estimate tiny-llama {one_plan}", f"compare tiny-llama {clusters}"):
+        text = " ".join(CliRunner().invoke(cli, shlex.split(command), catch_exceptions=False).stdout.split())
+        assert f"Predicted, not measured: {named}" in text
+
+
+@pytest.mark.parametrize("options", ["--set plan.tp=2 --set plan.pp=2", "--keep plan.pp=1 --keep plan.tp=2"])
+def test_the_told_parts_of_a_step_are_all_of_it(options: str) -> None:
+    done = CliRunner().invoke(cli, shlex.split(f"plan tiny-llama {_ON_8} {options}"), catch_exceptions=False)
+    (told,) = re.findall(r"Of the step: (.*?)[.]\s", done.stdout, re.DOTALL)
+    shares = [float(share) for share in re.findall(r"([\d.]+) %", told)]
+    assert len(shares) > 1 and sum(shares) == pytest.approx(100, abs=0.05 * len(shares) + 0.05)
+
+
+def test_one_device_has_all_of_its_host() -> None:
+    words = ["estimate", "llama3-8b", "--devices", "1", "--device", "h100-sxm"]
+    text = " ".join(CliRunner().invoke(cli, words, catch_exceptions=False).stdout.split())
+    assert "and its node's are 256.0 GiB, which leaves" in text and "1 devices" not in text

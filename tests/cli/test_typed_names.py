@@ -142,3 +142,24 @@ def test_a_command_that_takes_the_cluster_of_its_job_says_how_to_get_one(command
     assert "plan JOB --devices N --device NAME --toml chosen.toml" in answer.stderr
     assert f"then shardwright {command} chosen.toml" in answer.stderr
     assert "chosen.toml" not in run(f"{command} llama3-8b --devise 16").stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "fault"),
+    [
+        ("chosn.toml", "did you mean chosen.toml?"),
+        ("chosen.tml", "did you mean chosen.toml (a file)?"),
+        ("{folder}/chosne.toml", "did you mean {folder}/chosen.toml?"),
+        ("quickstrt", "did you mean quickstart2.toml (a file) or quickstart (a job) or"),
+        ("unlike.toml", "check the path"),
+        ("none/chosen.toml", "check the path"),
+    ],
+)
+def test_a_file_that_is_nearly_there_is_proposed(
+    typed: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("chosen.toml", "quickstart2.toml", "run.sh"):
+        (tmp_path / name).write_text("")
+    (told,) = refusal(f"estimate {typed.format(folder=tmp_path)}").faults
+    assert fault.format(folder=tmp_path) in told

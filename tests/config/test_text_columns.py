@@ -73,6 +73,24 @@ def test_what_does_not_fit_beside_the_first_column_follows_below(monkeypatch: py
     assert all(table.split("\n")[1].startswith("12 ") for table in (first, second))
 
 
+def test_rows_with_nothing_in_further_columns_are_left_out_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row without a name goes on with the row above, whose name stays."""
+    monkeypatch.setenv("COLUMNS", "60")
+    seconds, exposed = "1" * 30, "2" * 30
+    rows = [
+        ["operator", "seconds", "exposed"],
+        ["norm", seconds, ""],
+        ["A layer"],
+        ["out", seconds, ""],
+        ["", seconds, exposed],
+        ["", seconds, ""],
+        ["join", seconds, exposed],
+    ]
+    first, second = aligned(rows).split("\n\n")
+    assert [line.split()[0] for line in first.split("\n")] == ["operator", "norm", "A", "out", seconds, seconds, "join"]
+    assert [line.split()[0] for line in second.split("\n")] == ["operator", "A", "out", exposed, "join"]
+
+
 @given(st.lists(st.lists(st.text("ab 1", max_size=40), min_size=4, max_size=4), min_size=1, max_size=4))
 def test_no_line_of_a_table_is_longer_than_the_terminal_and_no_word_is_lost(rows: list[list[str]]) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -271,6 +271,7 @@ def test_a_kernel_of_attention_that_a_column_says() -> None:
     [
         ("internevo", "internevo"),
         ("megatron-lm@2021-04", "megatron-2021"),
+        ("megatron-lm@2021-12", "megatron-2021-08"),
         ("megatron-lm@2022-11", "flash-2023"),
         ("megatron-lm@2022", "megatron-2022"),
         ("megatron-lm", "large-2024"),
@@ -288,6 +289,8 @@ def test_software_is_a_generation_of_the_framework_that_a_column_names(column: s
 
 
 def test_software_that_is_compiled() -> None:
+    assert software(software="torchtitan@2024-09") == "torchtitan-2024-03"
+    assert software(software="torchtitan@2024-09", compiled="1") == "torchtitan-2024-03-compile"
     assert software(software="torchtitan@2024-12") == "torchtitan"
     assert software(software="torchtitan@2024-12", compiled="1") == "torchtitan-compile"
     assert software(software="torchtitan@2025-06", compiled="1") == "torchtitan-2025"
@@ -362,9 +365,9 @@ def test_usual_software_that_can_run_the_plan(columns: dict[str, str], name: str
 @pytest.mark.parametrize(
     ("column", "without", "name"),
     [
-        ("megatron-lm@2022-06", "megatron-2022", "megatron-2021"),  # a month after it began
+        ("megatron-lm@2022-06", "megatron-2022", "megatron-2021-08"),  # a month after it began
         ("megatron-lm@2022-08", "megatron-2022", "flash-2023"),  # a month before the next one
-        ("megatron-lm@2021-04", "megatron-2021", "megatron-2022"),  # the first that is left
+        ("megatron-lm@2021-04", "megatron-2021", "megatron-2021-08"),  # the first that is left
         ("megatron-lm", "large-2024", "flash-2023"),
         ("megatron-2022@2022-06", "megatron-2022", "megatron-2021"),
         ("internevo@2023-06", "internevo", "flash-2023"),  # the usual one

@@ -27,7 +27,8 @@ NUM_PLANS = 3  # an agent reads every one of them
 INSTRUCTIONS = (
     "Shardwright predicts memory, time and money of training a transformer on a cluster, and finds the best parallel "
     "plan. Use `catalog` for names of models, devices and jobs, `plan` to choose a plan, `estimate` to judge one, "
-    "`explain` to tell a step, `check` for the faults of a job. Numbers are predictions: bytes, seconds, US dollars."
+    "`explain` to tell a step, `check` for the faults of a job, `import` for a script or configuration of Megatron-LM, "
+    "DeepSpeed, torchtitan and others. Numbers are predictions: bytes, seconds, US dollars."
 )
 
 JobName = Annotated[
@@ -55,6 +56,14 @@ Device = Annotated[
 ]
 Kept = Annotated[
     Sequence[str], Field(description='Fields of the plan that stay, such as "plan.tp=8".', examples=["plan.tp=8"])
+]
+Files = Annotated[
+    Sequence[str],
+    Field(description="Paths of a launch script or configuration of another training system.", examples=["run.sh"]),
+]
+SystemName = Annotated[
+    str,
+    Field(description='Its name, such as "megatron"; empty: recognised from the first file.', examples=["megatron"]),
 ]
 ObjectiveName = Annotated[str, Field(description="time, goodput, cost, energy, devices or memory.", examples=["time"])]
 
@@ -100,6 +109,26 @@ def check(job: JobName, overrides: Overrides = (), devices: Devices = 0, device:
     return {"is_legal": True, "faults": [], "fits": fits}
 
 
+def import_files(
+    files: Files, system: SystemName = "", overrides: Overrides = (), devices: Devices = 0, device: Device = ""
+) -> dict[str, Any]:
+    """Read the job of another training system. `toml` is the job: write it to a file, whose path is a job for the other
+    tools. The rest is what was assumed, and what of the files the job lacks. Nothing of the files is run."""
+    from shardwright.api.asked_job import planned
+    from shardwright.api.imported_job import imported_job, system_and_files
+    from shardwright.config.asked_cluster import AskedCluster
+    from shardwright.report.imported_text import imported_dict
+    from shardwright.report.toml_files import job_toml
+
+    if not files:
+        raise PlanError("tool import", [say("files is empty; name a launch script or a configuration")])
+    words = (system, *files) if system else tuple(files)
+    name, paths = system_and_files(words)
+    imported = imported_job(name, paths, tuple(overrides), AskedCluster(device=device, devices=devices))
+    planned(say("job {name}", name=imported.job.name), imported.job)
+    return {"system": name, "toml": job_toml(imported.job)} | imported_dict(imported)
+
+
 def catalog_names() -> dict[str, list[str]]:
     """The names that jobs may use: jobs, models, devices, clusters, software."""
     return {kind: catalog.names(kind) for kind in ("jobs", "models", "devices", "clusters", "software")}
@@ -110,6 +139,7 @@ TOOLS: dict[str, Callable[..., Any]] = {
     "plan": plan,
     "explain": explain,
     "check": check,
+    "import": import_files,
     "catalog": catalog_names,
 }
 

@@ -20,7 +20,7 @@ from shardwright.cli.job_options import (
     set_option,
 )
 from shardwright.cli.progress_bar import search_shown
-from shardwright.cli.system_option import ListedSystemOption, SystemOption, systems_for
+from shardwright.cli.system_option import ListedSystemOption, SystemOption
 from shardwright.config.phrase import in_language, say
 from shardwright.config.user_file import system_reason
 
@@ -77,13 +77,14 @@ def import_job(
     from dataclasses import replace
 
     from shardwright.api.asked_job import planned
+    from shardwright.api.imported_job import imported_job, system_and_files
     from shardwright.interchange.carried_data import with_paths_from
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.toml_files import job_toml, write_toml
 
     named = options.pop("system_name")
-    system, files = (named, words) if named else _system_and_files(words)
-    imported = _imported(system, files, overrides, asked_cluster(options), arguments)
+    system, files = (named, words) if named else system_and_files(words)
+    imported = imported_job(system, files, overrides, asked_cluster(options), arguments)
     planned(say("job {name}", name=imported.job.name), imported.job)
     imported = replace(imported, job=with_paths_from(imported.job, toml.parent if toml else Path()))
     if toml:
@@ -94,52 +95,6 @@ def import_job(
         click.echo(job_toml(imported.job), nl=False)
     if not as_json:
         click.echo(imported_notes(imported, language=language), err=True)
-
-
-def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """The system that the first word names, else that of the first file; and the files. Raises PlanError."""
-    from shardwright.config.base import PlanError, error_text
-    from shardwright.config.units import MIB
-    from shardwright.config.user_file import FileFault, read_text
-    from shardwright.interchange.named_scripts import script_texts
-    from shardwright.interchange.recognised import DATA, JOB, SCRIPTS, system_name_of
-
-    first, *others = words
-    if first in systems_for(is_written=False) and others:
-        return first, tuple(others)
-    kind = say("launch script or configuration")
-    scripts = [word for word in others if word.endswith(SCRIPTS) and Path(word).is_file()]
-    configurations = [word for word in others if word.endswith(DATA) and Path(word).is_file()]
-    try:
-        named = {word: read_text(Path(word), MIB, kind) for word in (first, *scripts)}
-        texts = [*named.values(), *script_texts(Path(first), named).values()]
-        data = {word: read_text(Path(word), MIB, kind) for word in configurations}
-        system = system_name_of(first, *texts, configurations=data)
-    except (FileFault, OSError) as error:
-        fault = say(
-            "it can't be read as a file ({reason}); name a file, or one of {systems} and its files",
-            reason=system_reason(error) if isinstance(error, OSError) else error_text(error),
-            systems=systems_for(is_written=False).names,
-        )
-        raise PlanError(first, [fault]) from None
-    if system == JOB:
-        raise PlanError(first, [say("it is a job of shardwright, or a model; name it to plan, estimate or train")])
-    return system, words
-
-
-def _imported(
-    name: str,
-    files: tuple[str, ...],
-    sets: tuple[str, ...],
-    cluster: "AskedCluster",
-    arguments: tuple[str, ...] = (),
-) -> "Imported":
-    from shardwright.interchange.foreign_job import read_job_of
-    from shardwright.interchange.imported import Asked, split_sets
-    from shardwright.interchange.system import SOURCES
-
-    variables, overrides = split_sets(sets)
-    return read_job_of(SOURCES[name], files, Asked(variables, overrides, cluster, arguments))
 
 
 @click.command(
@@ -268,9 +223,10 @@ def load_predicted_from(
     """A job of another system under its own plan, to predict it. Notes on the import, in a language, go to standard
     error. Raises PlanError."""
     from shardwright.api.asked_job import planned
+    from shardwright.api.imported_job import imported_job
     from shardwright.report.imported_text import imported_notes
 
-    imported = _imported(name, files, sets, cluster)
+    imported = imported_job(name, files, sets, cluster)
     spec = planned(say("job {name}", name=imported.job.name), imported.job)
     click.echo(imported_notes(imported, with_data=False, language=language) + "\n", err=True)
     return spec
@@ -282,11 +238,12 @@ def load_from(
     """A job of another system to find better plans for, its import, and that system in the release of the files. Notes
     on the import, in a language, go to standard error."""
     from shardwright.api.asked_job import with_own_plan
+    from shardwright.api.imported_job import imported_job
     from shardwright.config.base import PlanError
     from shardwright.interchange.system import SYSTEMS, system_of
     from shardwright.report.imported_text import imported_notes
 
-    imported = _imported(name, files, sets, cluster)
+    imported = imported_job(name, files, sets, cluster)
     job = imported.job
     if job.cluster.device == "unknown":
         fault = say("nothing says what devices it runs on; say it with --device, such as h100-sxm")

@@ -24,7 +24,7 @@ _LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
 
 @click.command(
     cls=JobCommand,
-    brief=("--slurm", "--kubernetes", "--torchrun", "--for", "--out", "--set"),
+    brief=("--slurm", "--kubernetes", "--torchrun", "--for", "--out"),
     examples=(
         "launch chosen.toml --slurm --out run.sh",
         "launch chosen.toml --slurm --for megatron --out run.sh",

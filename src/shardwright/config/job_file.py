@@ -1,6 +1,9 @@
 """Read the fields of a job, as a file or the catalog has them."""
 
+import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from shardwright.config.user_file import path_exists, system_reason
 _NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("cluster", "software"))
 NAME_FIELDS = tuple(dict.fromkeys(field for _, field in _NAMING))
 _DATA_PATHS = ("path", "tokenizer", "chat_template")
+_SUFFIX, _MOST_ENTRIES = ".toml", 10_000  # of files of jobs; entries of a folder that are looked at
 PATH_FIELDS = ("weights", *_DATA_PATHS)  # fields of a job that are paths
 
 
@@ -86,8 +90,16 @@ def _read_toml(job: str) -> dict[str, Any]:
                 )
             ) from None
         if path.suffix == ".toml" or ("/" in job and not near_hub):
+            hint = say("check the path")
+            if near := _near_files(path):
+                hint = say("did you mean {meant}?", meant=any_of(near))
             raise ValueError(
-                say("there is no file {path} (looked from {folder}); check the path", path=job, folder=str(Path.cwd()))
+                say(
+                    "there is no file {path} (looked from {folder}); {hint}",
+                    path=job,
+                    folder=str(Path.cwd()),
+                    hint=hint,
+                )
             ) from None
         raise ValueError(
             say(
@@ -119,12 +131,27 @@ def _resolve_paths(job: Path, section: Any, field_names: Sequence[str], exists: 
             section[field] = resolved
 
 
+def _near_files(path: Path) -> list[str]:
+    """Files of jobs in the folder of a file that is not there, whose names are like its own."""
+    if "\0" in str(path):
+        return []
+    try:
+        with os.scandir(path.parent) as entries:
+            names = [entry.name for entry in itertools.islice(entries, _MOST_ENTRIES) if entry.name.endswith(_SUFFIX)]
+    except OSError:
+        return []
+    files = {name.removesuffix(_SUFFIX): name for name in sorted(names)}
+    return [str(path.parent / files[stem]) for stem in get_close_matches(path.stem, files)]
+
+
 def _name_hint(name: str) -> str:
     """A way out for a name that is neither a job nor a model."""
     jobs, models = catalog.names("jobs"), catalog.names("models")
     near = catalog.nearest(name, sorted({*jobs, *(models if "/" not in name else catalog.known_models())}), most=4)
-    if near:
-        kinds = [
+    files = [] if "/" in name else _near_files(Path(name))
+    if near or files:
+        kinds = [say("{name} (a file)", name=file) for file in files]
+        kinds += [
             say("{name} (a job)", name=candidate) if candidate in jobs else say("{name} (a model)", name=candidate)
             for candidate in near
         ]

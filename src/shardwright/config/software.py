@@ -325,6 +325,11 @@ class SoftwareSpec(SoftwareMemorySpec):
     uneven_stages: bool | None = Field(None, description="Whether its stages may hold other numbers of layers.")
 
     @property
+    def scattered_bytes(self) -> int:
+        """Bytes of a gradient on its way under ZeRO-3."""
+        return self.zero.scattered_bytes or self.reduce_bytes
+
+    @property
     def softmax_bytes(self) -> Bytes:
         """Bytes by score of scale, mask, softmax and dropout."""
         return ATTENTION_KERNELS[self.attention].softmax if self.softmax is None else self.softmax

@@ -2,9 +2,12 @@
 
 A change is the name of another attention kernel or dispatcher of tokens; CUDA graphs of the step (graphs-step); experts
 that are computed one after the other (experts-in-turn); an update in host memory by all cores that a process has
-(host-cores), and copies of pinned memory (host-pinned); more overlap or less (overlap-tp, no-overlap-tp; of dp, pp and
-a2a, too).
+(host-cores), and copies of pinned memory (host-pinned); dropout, whose masks are kept (dropout); a loss of single
+operators (plain-loss); inputs of recomputed layers that are split over tp ranks (split-inputs); more overlap or less
+(overlap-tp, no-overlap-tp; of dp, pp and a2a, too).
 """
+
+from collections.abc import Mapping
 
 from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.catalog import did_you_mean
@@ -27,6 +30,18 @@ _IN_ONE_GRAPH = {"graphs_step": True, "expert_bias": (0.0, 0.0), "expert_limits"
 # expert's are copied. Backward, for each expert: a copy of all gradients of results, zeros for all gradients of inputs
 # and their sum with those of the experts before; beside it, copies of the slices.
 _IN_TURN = {"expert_slices": (6.0, 4.0), "one_expert_slices": (0.0, 12.0)}
+# Megatron Core without Transformer Engine's loss (VocabParallelCrossEntropy at d98e8a6), by logit. Memory: 16 bits and
+# float32, in which maximum, difference, exponentials and quotient follow in place; in the backward float32 and the
+# gradient in 16 bits. Forward: to float32 6, maximum 4, difference 8, exponentials 8, sum 4, quotient 8. Backward:
+# times the gradient of the loss 8, to 16 bits 6.
+_PLAIN_LOSS = {"logit_peak": 6.0, "loss": (38.0, 14.0)}
+_SINGLE_CHANGES: dict[str, Mapping[str, object]] = {
+    "graphs-step": _IN_ONE_GRAPH,
+    "experts-in-turn": _IN_TURN,
+    "plain-loss": _PLAIN_LOSS,
+    "dropout": {"dropout": True},
+    "split-inputs": {"splits_inputs": True},
+}
 # As the launcher set OMP_NUM_THREADS, or left it, and as a configuration has pin_memory.
 HOST_CHANGES = {"host-cores": {"one_thread": False}, "host-pinned": {"pinned": True}}
 
@@ -37,10 +52,8 @@ def changed_fields(change: str, host: HostFactsSpec) -> dict[str, object]:
     for prefix, is_hidden in (("overlap-", True), ("no-overlap-", False)):
         if change.startswith(prefix) and (axis := change.removeprefix(prefix)) in OVERLAPS:
             return dict.fromkeys(OVERLAPS[axis], is_hidden)
-    if change == "graphs-step":
-        return dict(_IN_ONE_GRAPH)
-    if change == "experts-in-turn":
-        return dict(_IN_TURN)
+    if change in _SINGLE_CHANGES:
+        return dict(_SINGLE_CHANGES[change])
     if change in HOST_CHANGES:
         return {"host": host.model_copy(update=HOST_CHANGES[change])}
     if change in TOKEN_DISPATCHERS:
@@ -49,7 +62,7 @@ def changed_fields(change: str, host: HostFactsSpec) -> dict[str, object]:
         apart = {} if facts.permutes else {"dispatch": facts.dispatch, "combine": facts.combine}
         return {**once, "expert_pipelined": facts.is_pipelined, "expert_gather": facts.gathers, **apart}
     if change not in ATTENTION_KERNELS:
-        others = ("graphs-step", "experts-in-turn", *HOST_CHANGES, *(f"overlap-{axis}" for axis in OVERLAPS))
+        others = (*_SINGLE_CHANGES, *HOST_CHANGES, *(f"overlap-{axis}" for axis in OVERLAPS))
         known = [*ATTENTION_KERNELS, *TOKEN_DISPATCHERS, *others]
         raise KeyError(
             say("no change of software is called {name}; {hint}", name=repr(change), hint=did_you_mean(change, known))

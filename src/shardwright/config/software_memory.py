@@ -83,6 +83,20 @@ class SoftwareMemorySpec(Spec):
     step_bytes: Number = Field(
         0.0, description="Bytes of copies during the update, by element of the optimizer state of a rank."
     )
+    splits_inputs: bool = Field(
+        False,
+        description="Inputs that layers keep to be recomputed are split over tp ranks, and gathered in the backward.",
+    )
+    gradient_copies: Literal[0, 6] = Field(
+        0,
+        description="Where gradients are in 16 bits: bytes by element of those of the step before and of float32 "
+        "copies for the update, which stay through a step.",
+    )
+    casts_gradients: bool = Field(
+        False,
+        description="Where gradients are in 16 bits, the update makes float32 copies of them, when activations are "
+        "free.",
+    )
     moment_copies: Number = Field(
         0.0,
         description="Copies of one of the optimizer's moments that the update makes at once, when activations are "

@@ -188,7 +188,8 @@ def _shrunk(widths: Sequence[int], least: Sequence[int], excess: int, left: Coll
 
 
 def _in_parts(rows: Sequence[Sequence[str]], least: Sequence[int], gap: int, left: Collection[int]) -> str:
-    """Columns in tables one below the other, each of which begins with the first column."""
+    """Columns in tables one below the other, each of which begins with the first column. Rows that have nothing in the
+    columns of a further table are left out of it."""
     parts: list[list[int]] = [[]]
     used = least[0]
     for column, width in enumerate(least[1:], 1):
@@ -201,12 +202,27 @@ def _in_parts(rows: Sequence[Sequence[str]], least: Sequence[int], gap: int, lef
         return "\n".join(line for row in rows for line in _lines_of(row, list(least), gap, left))
     return "\n\n".join(
         aligned(
-            [list(row) if _is_heading(row, rows) else [row[n] for n in (0, *part)] for row in rows],
+            [list(row) if _is_heading(row, rows) else [row[n] for n in (0, *part)] for row in kept],
             gap,
             [m for m, n in enumerate((0, *part)) if n in left],
         )
-        for part in parts
+        for part, kept in ((part, rows if part is parts[0] else _rows_with(rows, part)) for part in parts)
     )
+
+
+def _rows_with(rows: Sequence[Sequence[str]], part: Sequence[int]) -> list[Sequence[str]]:
+    """The heading, and the rows that have something in some columns; of rows without a name, which go on with the row
+    above, that one too."""
+    kept, named = list[Sequence[str]](rows[:1]), rows[0]
+    for row in rows[1:]:
+        if _is_heading(row, rows):
+            kept.append(row)
+            continue
+        named = row if row[0] else named
+        if any(row[n] for n in part):
+            kept += [] if any(one is named for one in kept) else [named]
+            kept += [] if row is named else [row]
+    return kept
 
 
 def _lines_of(row: Sequence[str], widths: Sequence[int], gap: int, left: Collection[int]) -> list[str]:

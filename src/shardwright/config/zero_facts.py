@@ -1,6 +1,6 @@
 """The facts of ZeRO in a generation of software: where shards and gradients are, and the buffers beside them."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,14 @@ class ZeroFactsSpec(Spec):
         0.0,
         description="Elements of parameters that ZeRO-3 has gathered at most: it fetches ahead as far, and does not "
         "release what is used again within as many; 0 is two layers and the tables.",
+    )
+    scattered_bytes: Literal[0, 2, 4] = Field(
+        0, description="Bytes of a gradient on its way under ZeRO-3; 0 is as many as under the other stages."
+    )
+    copied: tuple[Launches, Launches] = Field(
+        (0.0, 0.0),
+        description="Bytes by element that kernels between those of a layer move under ZeRO-3: where what was gathered "
+        "is laid out as parameters, here of 16 bits, and where gradients are laid out to be scattered.",
     )
     hooks: Launches = Field(
         0.0,

@@ -102,6 +102,7 @@ def _software_with(
             "step_bytes": 0.0 if copy else software.step_bytes,
             "update_blocks": software.bf16_update_blocks if in_bf16 else software.update_blocks,
             "reduce_bytes": reduce_bytes or usual or software.reduce_bytes,
+            "zero": software.zero.model_copy(update={"scattered_bytes": 0}) if reduce_bytes or usual else software.zero,
             "moment_bytes": moment_bytes or software.moment_bytes,
             "float8_weight_gradients": software.float8_weight_gradients or in_float8[0],
             "dispatch_bytes": 1 if in_float8[1] else software.dispatch_bytes,

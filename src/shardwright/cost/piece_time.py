@@ -61,13 +61,21 @@ class PieceTime:
     def gathered(
         self, rates: Rates, software: SoftwareSpec, shard_s: Sequence[Numbers], counts: Sequence[Numbers]
     ) -> "PieceTime":
-        """The piece under ZeRO-3, with the exposed gathers of its parameters and scatters of its gradients. `shard_s`:
-        seconds of (a gather, a scatter); `counts`: how many of each a pass takes."""
+        """The piece under ZeRO-3, with the exposed gathers of its parameters and scatters of its gradients, and with
+        copies. `shard_s`: seconds of (a gather, a scatter, copies behind a gather, copies before a scatter); `counts`:
+        how many gathers and scatters a pass takes."""
         gather, scatter, hidden = shard_s[0] * counts[0], shard_s[1] * counts[1], float(software.shard_overlap)
+        gather_copies, scatter_copies = shard_s[2] * counts[0], shard_s[3] * counts[1]
         forward_s = beside(rates, gather, hidden * self.forward)
         backward_s = beside(rates, gather + scatter, hidden * self.backward)
         exposed_forward = self.exposed_forward + forward_s
-        return replace(self, shard=self.shard + forward_s + backward_s, exposed_forward=exposed_forward)
+        return replace(
+            self,
+            forward=self.forward + gather_copies,
+            input_grad=self.input_grad + gather_copies + scatter_copies,
+            shard=self.shard + forward_s + backward_s,
+            exposed_forward=exposed_forward,
+        )
 
     def hooked(self, forward_s: Numbers, backward_s: Numbers, is_hooked: Numbers) -> "PieceTime":
         """The piece with so many further seconds of the host in each pass, where `is_hooked`."""

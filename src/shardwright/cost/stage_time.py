@@ -27,7 +27,7 @@ from shardwright.cost.pipeline_bubble import are_put_off, gathers_for_a_pass
 from shardwright.cost.topology import Group
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.chains import Chain, chains, kept_bytes, share_run_again
-from shardwright.layers.operators import Context, Exchange, Operator
+from shardwright.layers.operators import HALF, Context, Exchange, Operator
 from shardwright.layers.query import Run
 
 
@@ -356,23 +356,25 @@ class Costing:
         """Seconds of a copy between device and host. KeyError if the link is unknown."""
         return size_bytes / host_link(self.software, known_host(self.run, self.rates))
 
-    def shard_s(self, kind: str) -> tuple[Numbers, Numbers]:
-        """ZeRO-3: seconds of (gathering the parameters of a piece, scattering their gradients) by themselves.
+    def shard_s(self, kind: str) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """ZeRO-3: seconds of (gathering the parameters of a piece, scattering their gradients, copies behind a gather,
+        copies before a scatter) by themselves.
 
-        Shards on the host are copied to the device before each gather.
+        Shards on the host are copied to the device before each gather. The other copies are kernels in the order of
+        those that compute (`zero.copied` of the software).
         """
         shape, grid, rates, groups = self.run.shape, self.run.grid, self.rates, self.groups
         common, routed = shape.kind_parameters(kind) if is_layer(kind) else (shape.table_elements, 0)
         if kind == "mtp":  # replicated over tp
             common = shape.further_parameters * grid.tp
-        gather, scatter = 0.0, 0.0
+        gather, scatter, behind, before = 0.0, 0.0, 0.0, 0.0
         for elements, shard, copies in (
             (common / grid.tp, groups.shard, groups.copies),
             (routed / (grid.ep * grid.expert_tp), groups.expert_shard, groups.expert_copies),
         ):
             elements = elements * (grid.zero == 3)
             gradients = (
-                self.software.reduce_bytes * elements * (not shape.is_adapted)
+                self.software.scattered_bytes * elements * (not shape.is_adapted)
             )  # adapters' are too small to tell
             values = grid.element_bytes * elements
             if shape.adapter.row_format and is_layer(kind):  # adapters are refused beside experts
@@ -383,7 +385,9 @@ class Costing:
             if np.any(grid.offload_parameters):
                 gather += self._host_s(values / shard.size * np.asarray(grid.offload_parameters))
             scatter += self._pieces_s(shard, gradients, True) + ring_s(rates, copies, gradients / shard.size, 2)
-        return gather, scatter
+            is_cut, copied = (np.asarray(shard.size) > 1) / rates.memory, self.software.zero.copied
+            behind, before = behind + copied[0] * values / HALF * is_cut, before + copied[1] * elements * is_cut
+        return gather, scatter, behind, before * (not shape.is_adapted)
 
     def _pieces_s(self, shard: Group, size_bytes: Numbers, scatters: bool = False) -> Numbers:
         """Seconds to gather or scatter a layer's shards: all at once, or tensor by tensor."""

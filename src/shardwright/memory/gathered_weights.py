@@ -34,7 +34,7 @@ def gathered_bytes(
     if facts.buffered[1]:
         waiting = facts.buffered[1], facts.buffered[1]
     held = (
-        np.where(grid.zero == 3, weights * grid.element_bytes + gradients * software.reduce_bytes, shared)
+        np.where(grid.zero == 3, weights * grid.element_bytes + gradients * software.scattered_bytes, shared)
         for weights, gradients in zip((in_layer, at_loss), waiting, strict=True)
     )
     beside_layer, beside_loss = (num_bytes * (num_replicas(grid) > 1) for num_bytes in held)

@@ -135,7 +135,7 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     elements = sizes if shape.experts else sizes[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
     step_bytes = activations + working + buffers
-    copied_bytes = _copied_moments(grid, software, elements)
+    copied_bytes = _copied_for_update(grid, software, elements)
     working = working + np.maximum(0.0, copied_bytes - step_bytes)
     if software.lone_loss:
         in_backward = np.maximum(layer_bytes + buffers, copied_bytes)
@@ -262,7 +262,10 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     values = [context.sizes[BLOCK.input], loss_bytes(context), _kept_at_end(run, pieces), FLOAT32 * logits(context)]
     for kind, policy in kinds:
         chain, blocks = pieces[kind], stream_blocks(pieces[kind], software)
-        values += [kept_bytes(chain, policy), kept_bytes(chain, "none"), turn_bytes(chain, policy)]
+        kept = kept_bytes(chain, policy)
+        if software.splits_inputs and policy == "full":
+            kept = np.where(run.grid.sequence_parallel, kept, kept / run.grid.tp)
+        values += [kept, kept_bytes(chain, "none"), turn_bytes(chain, policy)]
         values += [blocks.forward, blocks.backward, largest_block(chain)]
     # Layers of one kind of MLP have products of the same shapes.
     chain_of_mlp = {has_experts(kind): chain for kind, chain in pieces.items() if is_layer(kind)}
@@ -328,7 +331,8 @@ def _state(
         replicated = copy + moments + software.step_bytes
         updated = np.where(stage == 3, moments + copy * facts.copies_shards, replicated) * updated_share
         waiting = min(software.gradient_buckets, software.gradient_bytes) * (num_replicas(grid) > 1) * (stage < 2)
-        gradient = gradient + waiting + software.bf16_gradient_copy
+        staying = software.gradient_copies * (software.gradient_bytes < FLOAT32)
+        gradient = gradient + waiting + staying + software.bf16_gradient_copy
         if COMPRESSIONS[grid.compress].kept_elements is not None:
             gradient = gradient + FLOAT32 * (num_replicas(grid) > 1)
         parameters = parameters + elements * (values * (1 - grid.offload_parameters))
@@ -339,13 +343,16 @@ def _state(
     return parameters, gradients, optimizer, host
 
 
-def _copied_moments(grid: PlanGrid, software: SoftwareSpec, num_elements: Sequence[Array]) -> Numbers:
-    """Bytes of the copies of a moment that the update makes of all elements that a rank updates on its device."""
+def _copied_for_update(grid: PlanGrid, software: SoftwareSpec, num_elements: Sequence[Array]) -> Numbers:
+    """Bytes of the copies of a moment and of gradients that the update makes of all elements that a rank updates on its
+    device."""
     shares = (
         elements / np.where(grid.zero > 0, layout(grid, kind).size, 1.0)
         for elements, kind in zip(num_elements, SHARDS.values(), strict=False)
     )
-    return software.moment_copies * software.moment_bytes * sum(shares) * (1 - grid.offload_optimizer)
+    cast_bytes = FLOAT32 * (software.casts_gradients and software.gradient_bytes < FLOAT32)
+    copied = software.moment_copies * software.moment_bytes + cast_bytes
+    return copied * sum(shares) * (1 - grid.offload_optimizer)
 
 
 def _fresh_gradients(grid: PlanGrid, gradients: Numbers, step_bytes: Numbers, last_bytes: Numbers) -> Numbers:

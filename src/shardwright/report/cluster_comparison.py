@@ -23,7 +23,7 @@ from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.report.document import Lines, Part, paragraph
 from shardwright.report.fit_verdict import no_plan_text, share_text
-from shardwright.report.plan_screen import lacks_note, software_part
+from shardwright.report.plan_screen import lacks_note
 from shardwright.report.plans_text import (
     lacking,
     marked_words,
@@ -36,6 +36,7 @@ from shardwright.report.plans_text import (
 )
 from shardwright.report.prediction_notes import told_notes
 from shardwright.report.rendered import ScreenPart
+from shardwright.report.step_cost import software_part
 
 _OTHER_SOFTWARE = say("For plans of software that you run: --as megatron-core, and others of `shardwright software`.")
 _LABELS_WIDTH = 15  # columns of the first column of the table

@@ -169,13 +169,15 @@ def _host_text(job: JobSpec, fit: Fit) -> str:
     if room is None:
         return say("{need}; whether its host has that is not said: set cluster.host_memory_gib.", need=need_text)
     domain = link_words(job.cluster).domain
-    room_text = say(
+    alone = say("its {domain}'s are {room}", domain=say(domain), room=memory_text(int(room)))
+    shared = say(
         "its {domain}'s {whole} for {devices} devices are {room} each",
         domain=say(domain),
         whole=memory_text(int(room * per_node)),
         devices=per_node,
         room=memory_text(int(room)),
     )
+    room_text = alone if per_node == 1 else shared
     left_bytes = room - needed
     if left_bytes < 0:
         return say(

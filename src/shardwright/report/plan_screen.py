@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from shardwright.config.job import JobSpec
 from shardwright.config.percent import percent_text
 from shardwright.config.phrase import each, note_phrase, say
-from shardwright.config.software import software_of
 from shardwright.config.text_columns import terminal_width
 from shardwright.config.units import GIB, days_column, number_text, seconds_text, tokens_text
 from shardwright.cost.failures import Goodput
@@ -39,7 +38,7 @@ from shardwright.report.prediction_notes import job_notes
 from shardwright.report.recommendation_text import difference_words, slower_share
 from shardwright.report.rendered import ColouredParts, ScreenPart, WideRows
 from shardwright.report.software_beside import software_beside
-from shardwright.simulate.closed_form import StepTime
+from shardwright.report.step_cost import software_part
 
 _OTHER_SOFTWARE = say("For plans of software that you run: --for megatron, --for torchtitan, or --as NAME.")
 SCREEN_LINES = 40
@@ -48,6 +47,8 @@ _MOST_REASONS = 4
 _LEAST_REASONS = 2  # where there are fewer columns
 _SHOWN_DIFFERENCES = 2
 _LEAST_PART = 0.005  # of a step
+_LEAST_REST = 0.0005
+_REST = "other"  # the part of a step without a name
 _LEAST_REASON = 5e-4  # of a step
 _SAME_RUN = 0.01  # runs whose tokens differ by less are shown as one
 
@@ -95,25 +96,6 @@ def _below_reasons(advice: Advice, notes: Sequence[str]) -> list[ScreenPart]:
         more = say("--details has all reasons and the search; --toml FILE writes the job, for `train`.")
         remarks.append(paragraph(more))
     return [Lines(remarks)] if remarks else []
-
-
-def software_part(job: JobSpec, times: Sequence[StepTime], other_software: str) -> Part:
-    """The software that predictions of steps are about, and how far they may be off, the least sure of them; of this
-    runtime also how to ask for `other_software`."""
-    software = software_of(job.cluster.software)
-    error = ""
-    if times:
-        error = say(
-            "Four of five runs like it, to which nothing was fitted, took {low:.2f} to {high:.2f} times as long.",
-            low=min(float(time.low) / float(time.total) for time in times),
-            high=max(float(time.high) / float(time.total) for time in times),
-        )
-    if not software.is_own:
-        return paragraph(say("Predicted, not measured: steps of {software}.", software=software.name), error)
-    own = say(
-        "Predicted, not measured: steps of this runtime, Shardwright's own, which has not run on several devices yet."
-    )
-    return paragraph(own, error, other_software)
 
 
 def _heading(advice: Advice) -> Part:
@@ -273,10 +255,13 @@ def _plans_table(advice: Advice) -> ScreenPart:
 
 
 def _shares_words(plan: PricedPlan) -> str:
-    """The shares of the parts of a step."""
+    """The shares of the parts of a step, of which those that are small are in the rest."""
     time, total = plan.time, float(plan.time.total)
-    shares = sorted(((float(getattr(time, part)) / total, name) for part, name in PARTS.items()), reverse=True)
-    listed = tuple(say("{part} {share:.1%}", part=name, share=share) for share, name in shares if share >= _LEAST_PART)
+    named = [(float(getattr(time, part)) / total, name) for part, name in PARTS.items() if part != _REST]
+    told = [(share, name) for share, name in named if share >= _LEAST_PART]
+    rest = 1.0 - sum(share for share, _ in told)
+    told += [(rest, PARTS[_REST])] if rest >= _LEAST_REST else []
+    listed = tuple(say("{part} {share:.1%}", part=name, share=share) for share, name in sorted(told, reverse=True))
     return say("Of the step: {shares}.", shares=listed)
 
 

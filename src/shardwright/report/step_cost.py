@@ -1,15 +1,19 @@
 """The cost of a plan, in words and as JSON: the parts of a step's time, money, energy, and time lost to failures."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import Phrase, capitalized, fixed, say
+from shardwright.config.software import software_of
 from shardwright.config.units import counted_phrase, seconds_text, tokens_text
 from shardwright.cost.money import price_words
 from shardwright.planner.own_plan import Estimate, PricedStep
 from shardwright.report.document import AlignedRows, Part, paragraph
+from shardwright.simulate.closed_form import StepTime
 
+_OTHER_SOFTWARE = say("With software that you run: --as megatron-core, and others of `shardwright software`.")
 _SAME_RUN = 0.01  # runs whose lengths differ by less are shown as one
 
 # Parts of StepTime (simulate/closed_form.py) in words. They add up to the step.
@@ -65,10 +69,30 @@ def step_dict(job: JobSpec, estimate: PricedStep) -> dict[str, Any]:
     }
 
 
+def software_part(job: JobSpec, times: Sequence[StepTime], other_software: str) -> Part:
+    """The software that predictions of steps are about, and how far they may be off, the least sure of them; of this
+    runtime also how to ask for `other_software`."""
+    software = software_of(job.cluster.software)
+    error = ""
+    if times:
+        error = say(
+            "Four of five runs like it, to which nothing was fitted, took {low:.2f} to {high:.2f} times as long.",
+            low=min(float(time.low) / float(time.total) for time in times),
+            high=max(float(time.high) / float(time.total) for time in times),
+        )
+    if not software.is_own:
+        return paragraph(say("Predicted, not measured: steps of {software}.", software=software.name), error)
+    own = say(
+        "Predicted, not measured: steps of this runtime, Shardwright's own, which has not run on several devices yet."
+    )
+    return paragraph(own, error, other_software)
+
+
 def price_parts(job: JobSpec, estimate: Estimate) -> list[Part]:
     """The price of a step and of a run, for reading."""
     gaps = [paragraph(say("{gap}.", gap=capitalized(gap))) for gap in estimate.gaps]
-    return [_speed(job, estimate), _parts(estimate), *_money(job, estimate), *_failures(job, estimate), *gaps]
+    software = software_part(job, [], _OTHER_SOFTWARE)
+    return [_speed(job, estimate), _parts(estimate), *_money(job, estimate), software, *_failures(job, estimate), *gaps]
 
 
 def _speed(job: JobSpec, estimate: Estimate) -> Part:

@@ -1,10 +1,12 @@
 """The memory of a rank over time, by kind of buffer: from the lifetimes of buffers and the times of actions."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from shardwright.config.kept_results import kept_by_identity
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import RULES, Buffer, LifetimeRule, num_bytes
 from shardwright.schedule.message_sizes import Sizes
@@ -44,12 +46,13 @@ class Kept:
 
 class Lives(NamedTuple):
     """Buffers of one kind on a rank in one step, as columns: the stage of each, the actions of its birth and its death,
-    and a mask of the buffers that the latter takes over."""
+    and a mask of the buffers that the latter takes over. A message is there from its arrival on."""
 
     stage: Array
     born: Array
     dies: Array
     is_taken: Array
+    is_message: bool = False
 
 
 LivesByBuffer = dict[Buffer, Lives]
@@ -60,7 +63,10 @@ def lives_on_rank(columns: Columns, trains: bool) -> LivesByBuffer:
     lives = {}
     for buffer in Buffer:
         of_rules = [_lives(rule, columns, trains) for rule in RULES if rule.buffer is buffer]
-        lives[buffer] = Lives(*(np.concatenate(parts) for parts in zip(*of_rules, strict=True)))
+        stage, born, dies, is_taken = (
+            np.concatenate([getattr(rule, name) for rule in of_rules]) for name in ("stage", "born", "dies", "is_taken")
+        )
+        lives[buffer] = Lives(stage, born, dies, is_taken, is_message=buffer is Buffer.MESSAGE)
     return lives
 
 
@@ -68,26 +74,59 @@ def kept_on_rank(
     lives: LivesByBuffer, sizes: Sizes | None, starts: Array, ends: Array, num_steps: int
 ) -> dict[Buffer, Kept]:
     """The memory of a rank over time, by kind of buffer. `lives` are of one step, starts and ends of all steps."""
-    firsts = len(starts) // num_steps * np.arange(num_steps)
-    curves = {}
-    for buffer, (stage, born, dies, is_taken) in lives.items():
-        if not len(born):
-            curves[buffer] = Kept(np.zeros(0), born, born)
+    curves, moments = {}, np.concatenate([starts, ends])
+    for buffer, of_buffer in lives.items():
+        if not len(of_buffer.born):
+            curves[buffer] = Kept(np.zeros(0), of_buffer.born, of_buffer.born)
             continue
-        # By lifetime and step, in arrays of (lifetimes, steps).
-        born, dies = born[:, None] + firsts, dies[:, None] + firsts
-        end = np.where(is_taken[:, None], starts[dies], ends[dies])
-        if buffer is Buffer.MESSAGE:  # it exists from its arrival; its receive action begins when it departs
-            begin, began, ended = ends[born], np.ones_like(born), np.zeros_like(born)
-        else:  # changes at the same time are in the order of the program
-            begin, began, ended = starts[born], 2 * born, 2 * dies + ~is_taken[:, None]
-        is_there = begin < end if buffer is Buffer.MESSAGE else np.ones_like(born, bool)
-        order = np.lexsort([np.stack(pair, -1)[is_there].ravel() for pair in ((began, ended), (begin, end))])
-        times = np.stack([begin, end], -1)[is_there].ravel()[order]
-        changes = np.tile([1, -1], len(order) // 2)[order]
-        stages = np.stack([np.broadcast_to(stage[:, None], born.shape)] * 2, -1)[is_there].ravel()[order]
-        curves[buffer] = Kept(times, np.cumsum(changes), _bytes_over_time(buffer, stages, changes, sizes))
+        changes = _changes_of_step(of_buffer) if num_steps == 1 else _changes(of_buffer, len(starts), num_steps)
+        times, added, stages = moments[changes.moment + changes.is_end * len(starts)], changes.added, changes.stage
+        if buffer is Buffer.MESSAGE:  # one that leaves as it arrives was never there
+            begins, ends_of = (np.empty(len(times) // 2) for _ in range(2))
+            begins[changes.life[added > 0]], ends_of[changes.life[added < 0]] = times[added > 0], times[added < 0]
+            is_there = (begins < ends_of)[changes.life]
+            times, added, stages = times[is_there], added[is_there], stages[is_there]
+        order = np.argsort(times, kind="stable")
+        added, stages = added[order], stages[order]
+        curves[buffer] = Kept(times[order], np.cumsum(added), _bytes_over_time(buffer, stages, added, sizes))
     return curves
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Changes:
+    """The births and deaths of buffers of one kind, in the order of those at the same time, as columns: the lifetime of
+    each, the action at whose start or end (`is_end`) it is, the buffers that it adds, and the stage."""
+
+    life: Array
+    moment: Array
+    is_end: Array
+    added: Array
+    stage: Array
+
+
+def _changes(lives: Lives, num_actions: int, num_steps: int) -> _Changes:
+    """The changes of several steps, which have `num_actions` in all."""
+    firsts = num_actions // num_steps * np.arange(num_steps)
+    born, dies = (moments[:, None] + firsts for moments in (lives.born, lives.dies))  # (lifetimes, steps)
+    is_taken = np.broadcast_to(lives.is_taken[:, None], born.shape)
+    if lives.is_message:  # it exists from its arrival; its receive action begins when it departs
+        began, ended, at_end = np.ones_like(born), np.zeros_like(born), np.ones_like(is_taken)
+    else:  # changes at the same time are in the order of the program
+        began, ended, at_end = 2 * born, 2 * dies + ~is_taken, np.zeros_like(is_taken)
+    order = np.argsort(np.stack([began, ended], -1).ravel(), kind="stable")
+    return _Changes(
+        life=order // 2,
+        moment=np.stack([born, dies], -1).ravel()[order],
+        is_end=np.stack([at_end, ~is_taken], -1).ravel()[order],
+        added=np.where(order % 2, -1, 1),
+        stage=np.broadcast_to(lives.stage[:, None], born.shape).ravel()[order // 2],
+    )
+
+
+@partial(kept_by_identity, most=1024)  # a page asks for many timelines of one program
+def _changes_of_step(lives: Lives) -> _Changes:
+    """The changes of a single step."""
+    return _changes(lives, 0, 1)
 
 
 def _bytes_over_time(buffer: Buffer, stages: Array, changes: Array, sizes: Sizes | None) -> Array | None:

@@ -281,8 +281,8 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> Ar
     if software.sum_overlap:
         times = times.where_split(are_put_off(grid))
     if np.any(grid.zero == 3):
-        shards = memo.rows("shard", run, shard_words(grid), shard_columns, sharded).reshape(len(kinds), 2, -1)
-        shard_s = shards[[kinds.index(kind) for kind, _ in pieces]].swapaxes(0, 1)
+        rows = memo.rows("shard", run, shard_words(grid), shard_columns, sharded)
+        shard_s = rows.reshape(len(kinds), -1, rows.shape[-1])[[kinds.index(kind) for kind, _ in pieces]].swapaxes(0, 1)
         times = times.gathered(rates, software, tuple(shard_s), gathers_for_a_pass(grid))
         if software.zero.hooks or software.zero.expert_hooks:
             costing = Costing.of(run, constants)

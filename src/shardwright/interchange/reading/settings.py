@@ -100,8 +100,10 @@ class Settings(FaultGatheringReader):
         return known[default.lower()]
 
     def note(self, text: str) -> None:
-        """Add an assumption, unless --set already gives the field that the text suggests to set."""
-        if not any(f"--set {name}=" in text for name in self.overrides):
+        """Add an assumption, unless --set, or --as for the software, already gives the field that the text suggests to
+        set."""
+        given = [f"--set {name}=" for name in self.overrides] + ["(--as NAME"] * ("cluster.software" in self.overrides)
+        if not any(words in text for words in given):
             self.notes.append(text)
 
     def overridden(self, name: str) -> int | None:

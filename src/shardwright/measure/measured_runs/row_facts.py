@@ -31,10 +31,24 @@ WHOLE = {
     **dict.fromkeys(("experts", "shared_experts", "dense_layers", "zero_stage", "sp", "gated_mlp", "latest"), 0),
     **dict.fromkeys(("layers_run", "rope_dim"), 1),
     **dict.fromkeys(("recompute_layers", "recompute_inferred", "compiled", "window", "window_every"), 0),
-    **dict.fromkeys(("bias", "limited", "grouped"), 0),
+    **dict.fromkeys(("bias", "limited", "grouped", "dropout", "fused_loss", "split_inputs"), 0),
 }
 _MOST = {
-    **dict.fromkeys(("sp", "gated_mlp", "latest", "recompute_inferred", "compiled", "bias", "limited", "grouped"), 1),
+    **dict.fromkeys(
+        (
+            "sp",
+            "gated_mlp",
+            "latest",
+            "recompute_inferred",
+            "compiled",
+            "bias",
+            "limited",
+            "grouped",
+            "dropout",
+            "fused_loss",
+        ),
+        1,
+    ),
     "zero_stage": 3,
     "topk": 10**6,
 }
@@ -60,6 +74,7 @@ GRAPHS = ("none", "parts", "step")
 SOFTWARE_COLUMNS = (
     *("software", "date", "compiled", "attention", "overlap"),
     *("dispatcher", "grouped", "graphs", "grads", "moments", "host"),
+    *("dropout", "fused_loss", "split_inputs"),
 )
 
 # Tables' names of a schedule, if they differ from plan.schedule's.

@@ -38,8 +38,7 @@ def software_of_row(row: Row, without: frozenset[str] = frozenset()) -> str:
             changes.append(f"overlap-{axis}" if is_hidden else f"no-overlap-{axis}")
     if dispatcher := dispatcher_names().get(row.get("dispatcher") or ""):
         changes.append(dispatcher)
-    if row.get("grouped") == "0":
-        changes.append("experts-in-turn")
+    changes += [change for column, (value, change) in FLAG_CHANGES.items() if row.get(column) == value]
     if row.get("graphs") == "step":
         changes.append("graphs-step")
     changes += [change for word in (row.get("host") or "").split() if (change := f"host-{word}") in HOST_CHANGES]
@@ -82,6 +81,13 @@ class _Usual:
         return cls(in_time, _newest(meant, month, without) or nearest_generation(meant, month, without))
 
 
+# Columns of 0 or 1, with the value at which the software's own description is changed, and the change.
+FLAG_CHANGES = {
+    "grouped": ("0", "experts-in-turn"),
+    "dropout": ("1", "dropout"),
+    "fused_loss": ("0", "plain-loss"),
+    "split_inputs": ("1", "split-inputs"),
+}
 _SOON = 12  # months in which software may have been in use before its description says so
 
 
