@@ -83,6 +83,19 @@ def test_a_launcher_that_is_unknown_is_asked_for_with_its_program() -> None:
     assert known[1].job.plan.zero == 3
 
 
+def test_a_script_that_echo_writes_is_followed_and_its_yaml_is_named() -> None:
+    lines = (
+        "worker=$(cat <<- EOM",
+        "  python wan.py --config-file conf/a.yaml model.tensor_model_parallel_size=1",
+        "EOM",
+        ")",
+        'echo "$worker" > worker.sh',
+        "torchrun --nproc_per_node 8 --no-python bash worker.sh",
+    )
+    with pytest.raises(PlanError, match=r"conf/a\.yaml"):
+        job_of_texts(SOURCES["nemo"], script(*lines), Asked(cluster=AskedCluster(8)), "run.sh")
+
+
 def test_a_command_in_quotes_behind_a_program_is_that_programs_argument() -> None:
     command = f"python benchmark.py --base-cmd ' run_clm.py {OPTIONS}' --variations '--optim adafactor'"
     with pytest.raises(PlanError, match="no command in it trains"):

@@ -27,7 +27,8 @@ _PRECEDENCE = (
 )
 # What changes a variable: NAME=, NAME+=, NAME++, ++NAME, and those of an element NAME[INDEX].
 _CHANGED = re.compile(
-    r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+    r"(?<!\w)([A-Za-z_]\w{0,99})(?:\[[^\]]{0,99}\])?\s{0,9}(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
+    r"|(?:\+\+|--)\s{0,9}([A-Za-z_]\w{0,99})"
 )
 _LARGEST = 1 << 63
 _MOST_CHOICES = 20

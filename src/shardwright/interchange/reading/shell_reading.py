@@ -8,6 +8,7 @@ from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 from shardwright.interchange.reading.shell_skipped import is_name
 
 _BLANKS = " \t\n"
+_MOST_LINES = 10_000
 Read = dict[str, str | list[str] | None]  # the values by name; None is an unknown one
 
 
@@ -17,7 +18,8 @@ def parts_of(text: str, separators: str | None) -> list[str]:
         return text.split()
     if not separators:
         return [text] if text else []
-    return [part for part in re.split(f"[{re.escape(separators)}]+", text) if part]
+    chars = "".join(dict.fromkeys(separators))
+    return [part for part in re.split(f"[{re.escape(chars)}]+", text) if part]
 
 
 def values_read(words: Sequence[str], text: str, separators: str | None) -> Read:
@@ -27,7 +29,8 @@ def values_read(words: Sequence[str], text: str, separators: str | None) -> Read
     names = [word for word in words[1:] if is_name(word)]
     if words[0] in ("mapfile", "readarray"):
         names = names or ["MAPFILE"]
-        return {name: text.split("\n") if options == ["-t"] and len(names) == 1 else None for name in names}
+        is_followed = options == ["-t"] and len(names) == 1 and text.count("\n") < _MOST_LINES
+        return {name: text.split("\n") if is_followed else None for name in names}
     if words[0] != "read" or "\\" in text:
         return dict.fromkeys(names)
     names = names or ["REPLY"]
