@@ -44,6 +44,7 @@ from support.ranks import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 TRUTH = ROOT / "benchmarks" / "truth"
+MEASURED_RUNS = ROOT / "docs" / "measured-runs.md"
 # The README shows it. It predicts each published run, and so it is run once, here.
 PUBLISHED = "shardwright validate benchmarks/truth/runs.csv"
 TODAY = {
@@ -145,7 +146,7 @@ def test_scores_are_the_same_in_chinese(validation: dict, monkeypatch: pytest.Mo
 
 
 def test_docs_have_the_counts(validation: dict) -> None:
-    text = " ".join((TRUTH.parents[1] / "docs" / "measured-runs.md").read_text().split())
+    text = " ".join(MEASURED_RUNS.read_text().split())
     counts = validation["numbers"]
     for printed in (
         f"Fitted constants: {counts['fitted']},",
@@ -165,7 +166,7 @@ def test_docs_have_the_counts(validation: dict) -> None:
 )
 def test_docs_have_the_errors_of_runs_to_which_nothing_is_fitted(table: str, num_rows: int) -> None:
     scores = headline_scores(headline_of(predict(read_runs(TRUTH / table), shipped())))
-    line = next(line for line in (TRUTH.parents[1] / "docs" / "measured-runs.md").read_text().splitlines() if table in line)
+    line = next(line for line in MEASURED_RUNS.read_text().splitlines() if table in line)
     assert sum(family["rows"] for family in scores["by_family"].values()) == num_rows
     assert f"| {num_rows} | {100 * scores['median_ape']:.1f} % | {100 * scores['bias']:.1f} % |" in line
 
