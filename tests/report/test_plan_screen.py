@@ -50,7 +50,8 @@ def test_no_plan_is_cut_but_the_one_that_is_told_above(
 def test_a_reader_can_count_the_stages() -> None:
     assert layers_words([2] * 3 + [1] + [2] * 33) == "3 stages of 2, 1 of 1, 33 of 2"
     assert layers_words([7, *[14] * 8, 7]) == "1 stage of 7, 8 of 14, 1 of 7"
-    assert in_language(layers_words([2] * 3 + [1]), "zh") == "3 个阶段各 2 层、1 个各 1 层"
+    assert in_language(layers_words([2] * 3 + [1]), "zh") == "3 个阶段各 2 层、1 个 1 层"
+    assert in_language(layers_words([8]), "zh") == "1 个阶段 8 层"
 
 
 def test_the_answer_is_one_screen(plans: FoundPlans) -> None:
