@@ -92,3 +92,30 @@ def test_primus_is_named_where_its_program_is_started() -> None:
     line = "torchrun --nproc_per_node=8 primus/cli/main.py train pretrain --config $EXP --global_batch_size=64"
     with pytest.raises(PlanError, match="starts Primus's programs"):
         job_read(script(line))
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("relora_steps: 100\n", "relora_steps = 100: this changes what is learned"),  # as of 2024, without a switch
+        ("relora: true\njagged_restart_steps: 50\n", "relora = True, jagged_restart_steps = 50: this changes what"),
+        ("relora: false\njagged_restart_steps: 50\nrelora_prune_ratio: 0.1\n", ""),
+        ("relora_steps:\n", ""),
+    ],
+)
+def test_restarts_of_adapters_are_told_where_they_are_on(lines: str, told: str) -> None:
+    text = f"{AXOLOTL}{ADAPTER}lora_target_linear: true\n{lines}"
+    answer = job_read({"a.yaml": text} | MODEL, devices=8)[1]
+    of_restarts = [line for line in (*answer.lost, *answer.unknown) if "relora" in line or "jagged" in line]
+    assert len(of_restarts) == bool(told) and all(told in line for line in of_restarts)
+
+
+def test_a_batch_that_axolotl_is_given_twice_is_refused() -> None:
+    (fault,) = refused({"a.yaml": f"{AXOLOTL}batch_size: 64\ngradient_accumulation_steps: 2\n"} | MODEL, devices=8)
+    assert "gradient_accumulation_steps, batch_size are both there" in fault
+    for line in (
+        "batch_size: 8\n",
+        "gradient_accumulation_steps: 4\n",
+        "gradient_accumulation_steps: 4\nbatch_size:\n",
+    ):
+        assert job_read({"a.yaml": AXOLOTL + line} | MODEL, devices=8)[1].job.batch.global_batch_size == 2 * 4 * 8
