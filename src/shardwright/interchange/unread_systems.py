@@ -176,6 +176,10 @@ UNREAD_SYSTEMS = (
         ),
     ),
     _system(
+        say("Primus's programs (its YAML is)"),
+        commands=(r"\bprimus/cli/main\.py\b",),
+    ),
+    _system(
         say("NeMo's launcher (the YAML of conf/training is)"),
         commands=(r"\blauncher_scripts/main\.py\b",),
     ),

@@ -20,7 +20,7 @@ from shardwright.interchange.rows import Rule, Table, number, read_row, write_ta
 from shardwright.interchange.system import System
 from shardwright.interchange.systems import deepspeed
 from shardwright.interchange.systems.accelerate_fsdp import FILE_KEYS as FSDP_FILE_KEYS
-from shardwright.interchange.systems.accelerate_fsdp import STRATEGIES, put_fsdp_options
+from shardwright.interchange.systems.accelerate_fsdp import STRATEGIES, put_fsdp_options, shard_sizes
 from shardwright.interchange.systems.accelerate_launcher import (
     PREFIXES,
     put_options_of_launcher,
@@ -142,8 +142,7 @@ def _strategy(settings: Settings) -> tuple[int, bool, str]:
 
 def _read_fsdp(settings: Settings, fields: Flat) -> None:
     zero, is_hybrid, strategy = _strategy(settings)
-    num_copies = settings.count(_P + "dp_replicate_size", 1, largest.RANKS, 1)
-    num_shards = settings.count(_P + "dp_shard_size", 0)
+    num_shards, num_copies = shard_sizes(settings, fields)
     replicas = fields["plan.dp"] * fields["plan.cp"]
     fields["plan.zero"] = zero if replicas > 1 and num_shards * fields["plan.cp"] != 1 else 0
     nodes = settings.count(("--num_machines", "num_machines"), 1)

@@ -3,11 +3,13 @@
 import json
 from typing import Any
 
+from shardwright.config import largest
 from shardwright.config.base import shortened
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.setting_notes import none_of
-from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.systems.accelerate_launcher import FSDP
+from shardwright.interchange.systems.training_arguments import SHARD_SIZES
 
 # FSDP strategies in the order of their numbers, which begin at 1 -> (ZeRO stage, each machine has a full copy).
 STRATEGIES = {
@@ -55,3 +57,35 @@ def put_fsdp_options(settings: Settings) -> None:
     }
     names = {"cpu_offload": "offload_params", "fsdp_version": "version"}
     settings.given |= {FSDP + names.get(name, name): value for name, value in options.items()}
+
+
+def shard_sizes(settings: Settings, fields: Flat) -> tuple[int, int]:
+    """The ranks that FSDP cuts the model over, 0 if nothing says how many, and the copies of what it cuts. A fault
+    where they are not the ranks with samples of their own: Accelerate stops there. Source: its ParallelismConfig, and
+    axolotl's settings of the same names."""
+    num_shards, num_copies = settings.count(SHARD_SIZES[0], 0), settings.count(SHARD_SIZES[1], 1, largest.RANKS, 1)
+    wanted, dp = num_shards * num_copies, fields["plan.dp"]
+    if num_shards > 1 and wanted != dp:
+        settings.faults.append(
+            say(
+                "{setting} x {copies} copies is {wanted} ranks, and {dp} ranks have samples of their own; say "
+                "--devices {devices}, or change one of them",
+                setting=settings.setting_text(SHARD_SIZES[0]),
+                copies=num_copies,
+                wanted=wanted,
+                dp=dp,
+                devices=wanted * fields["plan.tp"] * fields["plan.cp"],
+            )
+        )
+    elif dp % num_copies:
+        settings.faults.append(
+            say(
+                "{setting} does not divide {dp}, the ranks with samples of their own ({dp} / {copies} = "
+                "{quotient:.2f}); say another number, or other --devices",
+                setting=settings.setting_text(SHARD_SIZES[1]),
+                copies=num_copies,
+                dp=dp,
+                quotient=dp / num_copies,
+            )
+        )
+    return num_shards, num_copies

@@ -16,6 +16,8 @@ from shardwright.config.phrase import say
 from shardwright.interchange.reading.settings import Flat, Settings
 
 _ALL = ("all-linear", "all", "all_linear")
+# Modules of models that are none of a layer: peft gives them adapters by their names alone.
+_BESIDE_LAYERS = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings", "output_layer")
 _MODULES: dict[str, tuple[Target, ...]] = {
     "q_proj": ("query",),
     "k_proj": ("key",),
@@ -232,7 +234,8 @@ def _targets(settings: Settings, program: _Program, spelled: Callable[[str], str
     present = tuple(spelled(name) for name in _TARGETS if settings.has(spelled(name)))
     words = [word for name in present for word in settings.words(name)]
     modules = [module for word in words for module in word.strip("[]'\"").split(",") if module]
-    if is_all or any(module in _ALL for module in modules):
+    is_all |= any(module in _ALL for module in modules)
+    if not modules and is_all:
         return TARGETS
     if not modules and not program.targets and "model.adapter.targets" not in settings.overrides:
         settings.faults.append(say("nothing says which maps have adapters; --set model.adapter.targets=[query,value]"))
@@ -245,7 +248,8 @@ def _targets(settings: Settings, program: _Program, spelled: Callable[[str], str
             )
         )
         return program.targets
-    unknown = [module for module in modules if module not in _MODULES]
+    # beside all linear maps of the layers a further one adds nothing, unless it is none of a layer
+    unknown = [module for module in modules if module in _BESIDE_LAYERS or not (is_all or module in _MODULES)]
     if unknown and "model.adapter.targets" not in settings.overrides:
         settings.faults.append(
             say(
@@ -256,5 +260,7 @@ def _targets(settings: Settings, program: _Program, spelled: Callable[[str], str
                 known=tuple(_MODULES)[:_NUM_USUAL],
             )
         )
+    if is_all:
+        return TARGETS
     chosen = {target for module in modules for target in _MODULES.get(module, ())}
     return tuple(target for target in TARGETS if target in chosen) or TARGETS

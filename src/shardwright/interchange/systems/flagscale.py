@@ -34,6 +34,7 @@ SIGNS = (
             ("train.system",),
             ("experiment.task", "defaults"),
         ),
+        lacks=("training",),  # a section of people's own files, beside `system`, `model` and `data`
         commands=(r"\baction=run\b",),
     ),
 )

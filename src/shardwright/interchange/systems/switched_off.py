@@ -35,7 +35,8 @@ _FAMILIES = (
     _Family("quantization_bit", _BITS, _OF_QUANTISED),
     _Family("stage", ("rm", "ppo", "dpo", "kto"), _OF_PREFERENCES, is_default=True),
     _Family("use_unsloth", _TRUE, ("unsloth_",), is_default=True),
-    _Family("relora", _TRUE, ("relora_", "jagged_restart_")),
+    # relora_steps, of releases before 2025-08, is itself the switch there
+    _Family("relora", _TRUE, ("relora_warmup", "relora_anneal", "relora_prune", "relora_cpu", "jagged_restart_")),
     _Family("use_pose", _TRUE, ("pose_",)),
 )
 

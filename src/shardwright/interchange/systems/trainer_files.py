@@ -261,6 +261,14 @@ def _axolotl(data: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+def _axolotl_refusals(data: Mapping[str, Any]) -> list[str]:
+    """A fault if a file says its batch in two ways, at which axolotl stops (its validation, check_gas_bsz)."""
+    both = tuple(name for name in ("gradient_accumulation_steps", "batch_size") if data.get(name))
+    if len(both) < 2:
+        return []
+    return [say("{settings} are both there, and axolotl stops at that; leave one out", settings=both)]
+
+
 def _trl(data: Mapping[str, Any]) -> dict[str, Any]:
     """Options that follow from TRL's: numbers are bf16 unless they are said to be fp16."""
     return {"--bf16": False} if data.get("fp16") is True and data.get("bf16") is None else {}
@@ -332,6 +340,7 @@ AXOLOTL = TrainerFile(
     },
     {"--per_device_train_batch_size": 1, "--max_length": 512, "--lr_scheduler_type": "cosine", "--bf16": "auto"},
     _axolotl,
+    refused=_axolotl_refusals,
     written={"--block_size": "sequence_len"},
     fixed={
         "base_model": ".",
