@@ -32,7 +32,7 @@ def test_nodes_have_their_usual_devices(tmp_path: Path, device: str, devices: in
 
 def test_an_unknown_device_with_nodes_is_a_fault(tmp_path: Path) -> None:
     """Its usual node is not looked up before its name is checked."""
-    with pytest.raises(PlanError, match="cluster.device 'h1000' is not in the catalog of devices"):
+    with pytest.raises(PlanError, match="device 'h1000' is not in the catalog"):
         job_in(tmp_path, "h1000").to_plan()
 
 
