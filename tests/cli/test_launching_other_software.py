@@ -151,6 +151,40 @@ def test_a_mixture_and_steps_between_checkpoints(folder: Path) -> None:
     assert "--save" not in none and "run <= 0" in none
 
 
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ((), "--split 95,5,0 --seed 1234 --log-interval 10 --eval-interval 200 --eval-iters 4"),
+        (
+            ("data.validation_share=0.125", "run.seed=7", "run.log_every=3", "run.eval_every=50", "run.eval_batches=9"),
+            "--split 87.5,12.5,0 --seed 7 --log-interval 3 --eval-interval 50 --eval-iters 9",
+        ),
+        (
+            ("data.validation_share=0",),
+            "--split 100,0,0 --seed 1234 --log-interval 10 --eval-interval 200 --eval-iters 0",
+        ),
+    ],
+)
+def test_what_is_held_out_evaluated_and_logged_is_the_jobs(folder: Path, stated: tuple[str, ...], words: str) -> None:
+    done = launch(folder, "--slurm", "--for", "megatron", stated=(*STATED, *stated))
+    assert done.exit_code == 0 and words in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("stated", "fault"),
+    [
+        ("checkpoint.path=s3://bucket/run", "checkpoint.path is s3://bucket/run; name a folder that all nodes see"),
+        ("data.path=s3://bucket/text", "Megatron-LM reads tokens of a folder, and s3://bucket/text is an address"),
+        ("data.separate_documents=true", "data.separate_documents can't be said for Megatron-LM"),
+        ('data.validation=[{path="/v", format="megatron"}]', "data.validation can't be said for Megatron-LM"),
+        ("checkpoint.keep_best=held-out", "checkpoint.keep_best can't be said for Megatron-LM"),
+    ],
+)
+def test_what_megatron_would_do_otherwise_is_refused(folder: Path, stated: str, fault: str) -> None:
+    done = launch(folder, "--slurm", "--for", "megatron", stated=(*STATED, stated))
+    assert done.exit_code and fault in " ".join(str(done.exception).split())
+
+
 def test_code_that_is_elsewhere_is_told_and_looked_for(folder: Path) -> None:
     (folder / "pretrain_gpt.py").unlink()
     done = launch(folder, "--slurm", "--for", "megatron", "--out", "job.sh")

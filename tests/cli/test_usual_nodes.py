@@ -6,6 +6,7 @@ import pytest
 
 from shardwright.api.asked_job import AskedJob
 from shardwright.config.asked_cluster import AskedCluster
+from shardwright.config.base import PlanError
 
 pytestmark = pytest.mark.usefixtures("searched_once")
 
@@ -27,6 +28,12 @@ def job_in(folder: Path, device: str) -> AskedJob:
 def test_nodes_have_their_usual_devices(tmp_path: Path, device: str, devices: int) -> None:
     """A device without fast links has no usual node."""
     assert job_in(tmp_path, device).to_plan().job.cluster.num_devices == devices
+
+
+def test_an_unknown_device_with_nodes_is_a_fault(tmp_path: Path) -> None:
+    """Its usual node is not looked up before its name is checked."""
+    with pytest.raises(PlanError, match="device 'h1000' is not in the catalog"):
+        job_in(tmp_path, "h1000").to_plan()
 
 
 def test_nodes_without_a_plan_get_the_best_one_for_all_devices(tmp_path: Path) -> None:

@@ -54,6 +54,25 @@ def test_a_search_for_software_finds_what_it_has_without_being_asked_to() -> Non
         free.as_software(software_of("flash-2023"))
 
 
+@pytest.mark.parametrize("name", ["xla", "xla-2021"])
+def test_one_stage_needs_no_schedule(name: str) -> None:
+    """Software without 1f1b has plans of one stage, which stand under it, and none of several."""
+    kept = ["plan.recompute=none", "plan.microbatch_size=1", "plan.offload_optimizer=0.0", "plan.tp=1", "plan.cp=1"]
+    software = software_of(name)
+    base = job()
+    held = constraints_of(kept, []).as_software(software)
+    shown = search(base, held, shipped(), num_shown=50).candidates
+    orders = {(candidate.job.plan.pp > 1, candidate.job.plan.schedule) for candidate in shown}
+    assert (False, "1f1b") in orders and (True, "1f1b") not in orders
+    assert orders - {(False, "1f1b")} <= {(True, schedule) for schedule in software.schedules or ()}
+    free = constraints_of([*kept, "plan.pp=1"], [])
+    steps_s = [
+        search(base, constraints, shipped(), num_shown=1).candidates[0].token_s
+        for constraints in (free, free.as_software(software))
+    ]
+    assert steps_s[0] == steps_s[1]
+
+
 def test_an_unknown_change_is_no_attention_kernel() -> None:
     """A change may be a dispatcher of tokens, graphs or an overlap, too."""
     with pytest.raises(KeyError, match="no change of software is called 'deepp'; did you mean deepep"):

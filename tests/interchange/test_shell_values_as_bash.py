@@ -60,6 +60,14 @@ FOLLOWED = {
     "a break out of two loops": "for i in 1 2; do for j in 1 2; do A=$i$j; break 2; done; done\nrun $A $i",
     "a continue of the outer loop": "A=; for i in 1 2; do for j in 1 2; do A=$A$i$j; continue 2; done; done\nrun $A",
     "functions and variables of one name": "A=16\nA() { true; }\nunset -f A\nrun $A",
+    "the beginning and the end of a text": (
+        "A=x16x B=16\nrun ${A/#x/} ${A/%x/} ${A/#1/y} ${B/#/1} ${B/%/4} ${B/#1*/2} ${A//x/4} ${A/%x*/}"
+    ),
+    "signs for both ends, in all places": "A='#1#2%3%'\nrun ${A//#/} ${A//%/0}",
+    "a slash": "A=org/model-16/x\nrun ${A//\\//-} ${A/\\/model/} ${A/-/\\/}",
+    "other characters": "A=b16 B=1\ncase $A in [^a]*) B=16;; esac\nrun $B ${A#[^a]}",
+    "a final value": "readonly A=16\nB=8\nreadonly B\nA=32 2>/dev/null\nB=4\nB+=2\nrun $A $B",
+    "a final value in a subshell": "A=8\n(readonly A; A=4)\nA=16\nrun $A",
 }
 # Scripts that change a variable in a way that isn't followed.
 ASKED = {
@@ -86,6 +94,13 @@ ASKED = {
     "a test and what is so otherwise": 'A=16\n[ "$(hostname -x)" != no-such-host ] || A=32\nrun $A',
     "a command that answers": "A=16\ngrep -q no-such-word /dev/null && A=32\nrun $A",
     "a function that answers": "f() { return 1; }\nA=16\nf && A=32\nrun $A",
+    "letters of another case": "declare -u A=x\nA=b\nrun $A",
+    "letters of another case in a test": "declare -l A=X\nB=1\n[ $A = x ] && B=16\nrun $B",
+    "lists of patterns": "shopt -s extglob\nA=xx16\nrun ${A##+(x)}",
+    "lists of patterns in a test": "A=1\n[[ xx == +(x) ]] && A=16\nrun $A",
+    "classes of characters": "A=x16\ncase $A in [[:alpha:]]*) B=16;; *) B=1;; esac\nrun $B ${A#[[:alpha:]]}",
+    "the text that was replaced": "A=16\nrun ${A/1/[&]}",
+    "escaped signs": "A='x*16'\nB='x\\*'\nrun ${A#$B}",
     "the output of two commands": "A=$(echo 1\necho 6)\nrun $A",
 }
 

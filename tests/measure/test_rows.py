@@ -95,6 +95,7 @@ def test_published_runs_have_predictions(name: str, faulty: list[str]) -> None:
         ({"step_time_s": "nan"}, "step_time_s is 'nan'; give a number from"),
         ({"head_dim": "999999999999999999999999"}, "head_dim is '999999999999999999999999'; give a whole number"),
         ({"gbs": "7"}, "gbs 7 does not split into dp 4"),
+        ({"split_inputs": "2"}, "split_inputs is '2'; give a whole number from 0 to 1,"),
         ({"zero_stage": "4"}, "zero_stage is '4'; give a whole number from 0 to 3"),
         (EXPERTS | {"topk": "9"}, "topk 9 is more than experts 8"),
         (EXPERTS | {"ep": "3"}, "ep 3 does not divide dp 4 x cp 1"),

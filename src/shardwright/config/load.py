@@ -104,11 +104,12 @@ def job_to_plan(fields: dict[str, Any], subject: str) -> JobSpec:
     """A job for which a plan is to be searched: all but its own plan is checked. Where the cluster says its nodes, and
     not how many devices one has, they are the usual ones of its device. Raises PlanError with every fault."""
     spec, faults = validate_fields(fields)
-    cluster = spec.cluster
+    cluster, faults = spec.cluster, faults or faults_without_plan(spec)
     if not faults and not cluster.num_devices and "nodes" in cluster.model_fields_set:
         usual = cluster.model_copy(update={"devices_per_node": node_devices(cluster)})
         spec = spec.model_copy(update={"cluster": usual})
-    if faults := faults or faults_without_plan(spec):
+        faults = faults_without_plan(spec)
+    if faults:
         raise PlanError(subject, faults)
     return spec
 

@@ -98,10 +98,10 @@ class FollowedText(GuardedText):
         if token.plain not in ("if", "case", "{", *_LOOPS) and token.operator != "(":
             return self._simple(active)
         self.script.count_copies()
-        values, begin = dict(self.script.variables.values), self.at
+        state, begin = self.script.variables.state(), self.at
         succeeds = self._compound(token, active, level)
         if token.operator == "(" or self._is_apart(begin):
-            self.script.variables.values = values  # nothing that a subshell sets is seen outside
+            self.script.variables.return_to(state)  # nothing that a subshell sets is seen outside
         return succeeds
 
     def _compound(self, token: Token, active: bool, level: int) -> bool | None:
@@ -371,9 +371,9 @@ class FollowedText(GuardedText):
         if not self._is_apart(begin) or any(token.plain in READING for token in tokens[:1]):
             return self.apply(line, tokens, redirected)
         self.script.count_copies()
-        values = dict(self.script.variables.values)
+        state = self.script.variables.state()
         succeeds = self.apply(line, tokens, redirected)
-        self.script.variables.values = values
+        self.script.variables.return_to(state)
         return succeeds
 
     def _array(self, name: Token, active: bool) -> Token:

@@ -143,10 +143,14 @@ class CommandEffects:
                 self.local_names.append(name)
             if "i" in options and is_name(name):
                 variables.integers.add(name)
+            if {*"ulc"} & {*options} and is_name(name):  # letters of another case
+                variables.changed.add(name)
             if assigned(token):
                 self._assign(token)
             elif not token.plain:
                 self._declare_expanded(line, command, token)
+            if command == "readonly" and is_name(name):
+                variables.kept |= {name} & variables.values.keys()
             if "n" in options and is_name(name):  # another name of a variable, which may be changed by it
                 target = variables.values.get(name)
                 for doubted in (name, target if isinstance(target, str) and is_name(target) else name):

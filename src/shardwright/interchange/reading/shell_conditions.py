@@ -1,16 +1,15 @@
 """The truth of a condition of a shell, `[ ... ]` or `[[ ... ]]`."""
 
 import re
-from fnmatch import fnmatchcase
 
 from shardwright.config.fault_gathering_reader import signed
 from shardwright.interchange.reading.shell_arithmetic import Arithmetic
+from shardwright.interchange.reading.shell_expansions import compiled_pattern
 from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 from shardwright.interchange.reading.shell_values import Variables
 
 _WILD = re.compile(r"[*?\[\\]")  # where the literal beginning of a pattern ends
 EQUALITIES = ("=", "==", "!=")
-_MOST_PATTERN = 200  # characters
 _COMPARISONS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
 
 
@@ -55,7 +54,8 @@ def fits_pattern(text: str, pattern: str) -> bool | None:
     if unknown_names(pattern):
         return None
     if not unknown_names(text):
-        return fnmatchcase(text, pattern[:_MOST_PATTERN])
+        compiled = compiled_pattern(pattern)
+        return None if compiled is None else bool(compiled.fullmatch(text))
     known, literal = UNKNOWN.split(text)[0], _WILD.split(pattern)[0]
     if pattern == f"{literal}*" and known.startswith(literal):
         return True

@@ -12,6 +12,9 @@ from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 
 _MOST_TEXT = 4096  # characters of a text that patterns are tried on
 _MOST_PATTERN = 200
+# Parts of patterns that are not followed: lists of patterns, which an option of the shell tells from their signs,
+# classes of characters, and escaped characters.
+_UNFOLLOWED = re.compile(r"[?*+@!]\(|\[[:.=]|\\")
 
 
 def split_index(text: str) -> tuple[str, str]:
@@ -47,15 +50,21 @@ def _without(text: str, modifier: str, expanded: Callable[[str], str]) -> str | 
     """The text without its beginning (#) or its end (%) that fits a pattern; doubled signs take the longest one."""
     sign = modifier[0]
     is_longest = modifier.startswith(2 * sign)
-    pattern = _compiled(expanded(modifier[1 + is_longest :]))
+    searched = _expanded_pattern(modifier[1 + is_longest :], expanded)
+    pattern = None if searched is None else compiled_pattern(searched)
     if pattern is None:
         return None
+    length = _fitting_length(text, sign, pattern, is_longest=is_longest) or 0
+    return text[length:] if sign == "#" else text[: len(text) - length]
+
+
+def _fitting_length(text: str, sign: str, pattern: re.Pattern[str], *, is_longest: bool) -> int | None:
+    """Characters of the longest or shortest beginning (#) or end (%) that fits a pattern; None if none fits."""
     lengths = range(len(text), -1, -1) if is_longest else range(len(text) + 1)
     for length in lengths:
-        part = text[:length] if sign == "#" else text[len(text) - length :]
-        if pattern.fullmatch(part):
-            return text[length:] if sign == "#" else text[: len(text) - length]
-    return text
+        if pattern.fullmatch(text[:length] if sign == "#" else text[len(text) - length :]):
+            return length
+    return None
 
 
 def _without_known_beginning(text: str, modifier: str, expanded: Callable[[str], str]) -> str | None:
@@ -68,12 +77,22 @@ def _without_known_beginning(text: str, modifier: str, expanded: Callable[[str],
 
 
 def _replaced(text: str, modifier: str, expanded: Callable[[str], str]) -> str | None:
-    """The text with the first part, or with // all parts, that fit a pattern replaced."""
+    """The text with the first part, or with // all parts, that fit a pattern replaced: at the beginning alone where a
+    single one begins with #, and at the end with %. Versions of bash differ in what & of the new text stands for."""
     is_all = modifier.startswith("/")
-    old, _, new = modifier[is_all:].partition("/")
-    pattern, replacement = _compiled(expanded(old)), expanded(new) if new else ""
-    if pattern is None or not old or unknown_names(replacement):
+    old, _, new = (part.replace("\0", "/") for part in modifier[is_all:].replace("\\/", "\0").partition("/"))
+    sign = old[:1] if old[:1] in ("#", "%") else ""
+    rest, replacement = _expanded_pattern(old.removeprefix(sign), expanded), expanded(new) if new else ""
+    if rest is None or not old or rest[:1] in ("#", "%") or unknown_names(replacement) or "&" in new + replacement:
         return None
+    pattern = compiled_pattern(sign + rest if is_all else rest)
+    if pattern is None:
+        return None
+    if sign and not is_all:
+        length = _fitting_length(text, sign, pattern, is_longest=True)
+        if length is None:
+            return text
+        return replacement + text[length:] if sign == "#" else text[: len(text) - length] + replacement
     place, pieces = 0, list[str]()
     while place < len(text):
         end = next((end for end in range(len(text), place, -1) if pattern.fullmatch(text, place, end)), None)
@@ -107,8 +126,13 @@ def _part(text: str, modifier: str, expanded: Callable[[str], str]) -> str | Non
     return rest[:size]
 
 
-def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """A pattern of file names; None if it is unknown, or long."""
+def _expanded_pattern(text: str, expanded: Callable[[str], str]) -> str | None:
+    """The expanded text of a pattern; None if it has parts that are not followed, which `expanded` takes for words."""
+    return None if _UNFOLLOWED.search(text) else expanded(text)
+
+
+def compiled_pattern(pattern: str) -> re.Pattern[str] | None:
+    """A pattern of file names; None if it is unknown, long, or not followed."""
     if unknown_names(pattern) or len(pattern) > _MOST_PATTERN or pattern.count("*") > 4:
         return None
-    return re.compile(translate(pattern))
+    return None if _UNFOLLOWED.search(pattern) else re.compile(translate(pattern.replace("[^", "[!")))

@@ -104,11 +104,11 @@ class Script:
     def apart(self) -> Iterator[None]:
         """Have a shell of its own, such as that of a script that is started: nothing that it sets is seen outside."""
         self.count_copies()
-        values = dict(self.variables.values)
+        state = self.variables.state()
         try:
             yield
         finally:
-            self.variables.values = values
+            self.variables.return_to(state)
 
     def call(self, function: SkippedPart, depth: int, arguments: Sequence[str]) -> bool:
         """Follow the body of a function. True if it ends the script. Raises ShellFault."""

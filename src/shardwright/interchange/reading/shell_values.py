@@ -41,6 +41,8 @@ class Variables:
     defaulted: dict[str, str] = field(default_factory=dict)
     expansions: set[str] = field(default_factory=set)  # names of marks for anything but variables, such as output
     integers: set[str] = field(default_factory=set)  # names that `declare -i` has made numbers
+    kept: frozenset[str] = frozenset()  # names whose values `readonly` has made final
+    changed: set[str] = field(default_factory=set)  # names whose values change as they are assigned, by `declare -u`
     num_shifted: int = 0  # arguments that nobody gave, and that `shift` has passed
 
     def leave_empty(self, names: Collection[str]) -> None:
@@ -95,8 +97,17 @@ class Variables:
         """The variables that are no arrays."""
         return {name: value for name, value in self.values.items() if isinstance(value, str)}
 
+    def state(self) -> tuple[dict[str, Value], frozenset[str]]:
+        """All values, and the names of those that are final: what a shell of its own does not change outside."""
+        return dict(self.values), self.kept
+
+    def return_to(self, state: tuple[dict[str, Value], frozenset[str]]) -> None:
+        """Have the values that a `state` has."""
+        self.values, self.kept = state
+
     def restore(self, name: str, values: Mapping[str, Value]) -> None:
         """Give a variable the value that it has in `values`, or none."""
+        self.changed.discard(name)
         if name in values:
             self.values[name] = values[name]
         else:
@@ -104,8 +115,9 @@ class Variables:
 
     def put(self, name: str, value: Value, appends: bool = False) -> None:
         """Set a variable, or append to it."""
-        if name in self.fixed:
+        if name in self.fixed or name in self.kept:
             return
+        value = mark(name) if name in self.changed else value
         old = self.values.get(name)
         if appends and old is not None:
             value = _appended(old, value)
@@ -125,7 +137,7 @@ class Variables:
         before = _element(old, index) if appends and old is not None else None
         value = before + value if isinstance(before, str) else value
         position = whole(index)
-        if name in self.fixed:
+        if name in self.fixed or name in self.kept:
             return
         if isinstance(old, list) and position is not None and position < len(old):
             self.values[name] = [*old[:position], value, *old[position + 1 :]]

@@ -1,4 +1,5 @@
-"""Words of Megatron-LM's command that a run needs beside its plan: the data, and checkpoints."""
+"""Words of Megatron-LM's command that a run needs beside its plan: the data, what is held out of them and when it is
+evaluated, the seed, and checkpoints."""
 
 import os
 import shlex
@@ -17,17 +18,42 @@ def run_words(job: JobSpec, folder: Path, step_s: float) -> list[str]:
     """The lines of a job's data and checkpoints, whose paths are from a folder, and whose step takes `step_s`; 0 if
     that is unknown. PlanError with every fault."""
     faults = [fault for data in job.data.each for fault in _data_faults(data, folder)]
+    faults += [
+        say("{field} can't be said for {system}; leave it out", field=field, system="Megatron-LM")
+        for field, is_set in (
+            ("data.separate_documents", job.data.separate_documents),
+            ("data.validation", bool(job.data.validation)),
+            ("checkpoint.keep_best", bool(job.checkpoint.keep_best)),
+        )
+        if is_set
+    ]
+    if job.checkpoint.is_on and _is_address(job.checkpoint.path):
+        faults.append(
+            say(
+                "Megatron-LM writes checkpoints into a folder, and checkpoint.path is {address}; name a folder that "
+                "all nodes see",
+                address=job.checkpoint.path,
+            )
+        )
     if job.checkpoint.is_on and not job.checkpoint.every_steps and not step_s:
         faults.append(
             say("Megatron-LM saves by steps, and how long one takes is not known; set checkpoint.every_steps=500")
         )
     if faults:
         raise PlanError(say("job {name} for {system}", name=job.name, system="Megatron-LM"), faults)
-    return [*_data_words(job, folder), *_checkpoint_words(job, folder, step_s)]
+    return [*_data_words(job, folder), *_evaluation_words(job), *_checkpoint_words(job, folder, step_s)]
 
 
 def _data_faults(data: DataSpec, folder: Path) -> list[str]:
     """The fault of data that Megatron-LM does not read; none of data that may lie on the cluster alone."""
+    if _is_address(data.path):
+        return [
+            say(
+                "Megatron-LM reads tokens of a folder, and {path} is an address; copy them into a folder that all "
+                "nodes see, and set data.path to their PREFIX there",
+                path=data.path,
+            )
+        ]
     if data.format == "megatron":
         return []
     prefix = _prefix(data.path, folder)
@@ -43,6 +69,10 @@ def _data_faults(data: DataSpec, folder: Path) -> list[str]:
     ]
 
 
+def _is_address(path: str) -> bool:
+    return "://" in path
+
+
 def _prefix(path: str, folder: Path) -> str:
     """The prefix of a data set, as an absolute path."""
     stem = path.removesuffix(".bin").removesuffix(".idx")
@@ -53,7 +83,20 @@ def _data_words(job: JobSpec, folder: Path) -> list[str]:
     prefixes = [_prefix(data.path, folder) for data in job.data.each]
     weights = [f"{source.weight:g}" for source in job.data.sources]
     words = [word for pair in zip(weights, prefixes, strict=True) for word in pair] if weights else prefixes
-    return [" ".join(["--data-path", *(shlex.quote(word) for word in words)]), "--split 99,1,0"]
+    held_out = 100 * job.data.validation_share
+    split = f"--split {100 - held_out:g},{held_out:g},0"
+    return [" ".join(["--data-path", *(shlex.quote(word) for word in words)]), split]
+
+
+def _evaluation_words(job: JobSpec) -> list[str]:
+    """The lines of the seed, of what is logged, and of evaluations; Megatron-LM makes one at the end, too."""
+    batches = job.run.eval_batches if job.data.validation_share else 0
+    return [
+        f"--seed {job.run.seed}",
+        f"--log-interval {job.run.log_every}",
+        f"--eval-interval {job.run.eval_every or job.optimizer.steps}",
+        f"--eval-iters {batches}",
+    ]
 
 
 def _checkpoint_words(job: JobSpec, folder: Path, step_s: float) -> list[str]:

@@ -46,6 +46,7 @@ _MOST = {
             "grouped",
             "dropout",
             "fused_loss",
+            "split_inputs",
         ),
         1,
     ),

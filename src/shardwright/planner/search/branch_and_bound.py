@@ -260,7 +260,7 @@ class _BranchAndBound:
         )
         messages_s = bounds.messages_token_s(rows, variant.schedule, pieces or 2)
         below, gathered = self._least_s(rows, factor * mean_s + messages_s, factor)
-        is_possible = space.admits_schedule(rows, variant.schedule)
+        is_possible = space.admits_schedule(rows, variant.schedule, self.constraints)
         is_possible &= np.minimum(below, gathered) < self.limits_s(rows["kind"])
         if bounds.keeps_as_much(self.job, variant):
             is_possible &= rows["least_bytes"] <= self.room

@@ -51,6 +51,13 @@ class Constraints:
         low, high = self.between.get(name, (None, None))
         return low is None or high is None or low <= value <= high  # type: ignore[operator]
 
+    def allows_schedule(self, schedule: str, *, has_stages: bool) -> bool:
+        """True if plans of several stages, or of one, may stand under a schedule. One stage has nothing to order and
+        stands under 1f1b, which software need not have for it."""
+        if self.allows("schedule", schedule) or has_stages or schedule != "1f1b":
+            return self.allows("schedule", schedule)
+        return replace(self, among={}).allows("schedule", schedule)
+
     def with_kept(self, fields: Mapping[str, Any]) -> "Constraints":
         """The constraints with further fields of the plan kept. PlanError if they contradict each other."""
         faults = [

@@ -185,7 +185,7 @@ def variants_of(job: JobSpec, constraints: Constraints, columns: Columns) -> lis
     dispatches = ("direct", "node-aware") if (columns["ep"] > 1).any() else ("direct",)
     for policy, schedule, method, dispatch, float8 in product(
         (policy for policy in recomputations() if _allows_recompute(constraints, policy)),
-        (name for name in schedules if constraints.allows("schedule", name)),
+        (name for name in schedules if constraints.allows_schedule(name, has_stages=False)),
         (name for name in methods if constraints.allows("cp_method", name)),
         (name for name in dispatches if constraints.allows("dispatch", name)),
         precisions,
@@ -234,20 +234,20 @@ def with_stages(job: JobSpec, constraints: Constraints, rows: Columns, variant: 
 
 def admitted(job: JobSpec, constraints: Constraints, columns: Columns, variant: PlanVariant) -> Columns:
     """The rows whose degrees a variant admits."""
-    mask = admits_schedule(columns, variant.schedule) & _admits_methods(job, constraints, columns, variant)
+    mask = admits_schedule(columns, variant.schedule, constraints) & _admits_methods(job, constraints, columns, variant)
     for size in job.batch.sizes()[:2] if job.batch.grows else ():  # if these are legal, all further sizes are
         smaller = np.where(columns["global_batch_size"] == job.batch.global_batch_size, size, np.iinfo(np.int64).max)
         smaller = np.minimum(columns["global_batch_size"], smaller)
-        mask &= admits_schedule(columns | {"global_batch_size": smaller}, variant.schedule)
+        mask &= admits_schedule(columns | {"global_batch_size": smaller}, variant.schedule, constraints)
     return select(columns, mask)
 
 
-def admits_schedule(columns: Columns, schedule: str) -> Column:
+def admits_schedule(columns: Columns, schedule: str, constraints: Constraints) -> Column:
     """Mask of the plans that a schedule admits."""
     pp = columns["pp"]
     num_microbatches = columns["global_batch_size"] // (columns["dp"] * columns["microbatch_size"])
     if schedule == "1f1b":  # for pp = 1, too
-        return pp > 0
+        return pp > 0 if constraints.allows_schedule(schedule, has_stages=True) else pp == 1
     admitted: Column = (pp > 1) & SCHEDULES[schedule].admits(pp, num_microbatches)
     return admitted
 
@@ -373,7 +373,7 @@ def count_by_variant(job: JobSpec, constraints: Constraints, columns: Columns) -
         fits = constraints.allows("virtual_stages", 1) or constraints.allows("virtual_stages", pieces)
         stages = (most >= pieces) & fits if pieces else virtual
         num_sharings = ways[False] + ways[True] * (may_be_hybrid & (SCHEDULES[schedule].num_copies == 1))
-        return stages * num_sharings * admits_schedule(columns, schedule)
+        return stages * num_sharings * admits_schedule(columns, schedule, constraints)
 
     variants = variants_of(job, constraints, columns)
     methods = {(variant.cp_method, variant.dispatch): variant for variant in variants}
