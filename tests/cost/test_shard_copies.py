@@ -102,6 +102,27 @@ def test_compiling_gains_less_in_larger_models_and_no_more_than_was_measured() -
     assert all(0.4 * most < gain < most for gain, most in zip(gains, measured, strict=True))
 
 
+def scatter_s(run: Run, num_bytes: int = 0) -> float:
+    """Seconds of scattering the gradients of a layer; with `num_bytes`, where software reduces so many of each under
+    every stage."""
+    costing = Costing.of(run, shipped())
+    if num_bytes:
+        zero = costing.software.zero.model_copy(update={"scattered_bytes": 0})
+        software = costing.software.model_copy(update={"reduce_bytes": num_bytes, "zero": zero})
+        costing = replace(costing, software=software)
+    return float(costing.shard_s("dense")[1])
+
+
+def test_gradients_under_zero_3_travel_in_the_type_that_the_software_or_the_job_says() -> None:
+    """Accelerate's FSDP reduces in the type of the products, where DDP reduces what it adds up."""
+    run = replace(RUN, software="transformers-2024")
+    assert (software_of(run.software).reduce_bytes, software_of(run.software).scattered_bytes) == (4, 2)
+    assert scatter_s(run) == scatter_s(run, 2) < scatter_s(run, 4)
+    told = replace(run, grid=replace(run.grid, reduce_bytes=4))
+    assert Costing.of(told, shipped()).software.scattered_bytes == 4
+    assert scatter_s(told) == scatter_s(run, 4)
+
+
 def test_every_constant_has_a_prior() -> None:
     """What the calibrations of the catalog have, benchmarks/fit_costs.py can write again."""
     priors = tomllib.loads(PRIORS.read_text())

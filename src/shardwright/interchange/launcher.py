@@ -102,15 +102,15 @@ def find_training_command(
 def _with_environment(command: Launched, texts: Iterable[str]) -> Launched:
     """A command of a tool that takes its nodes from the environment, with that variable among the missing ones if the
     scripts use it and none sets it: one node would be a guess."""
-    is_asked = PurePath(command.program).name in _TOOLS_BY_ENVIRONMENT and _NODES not in command.exported
+    is_asked = PurePath(command.program).name in _TOOLS_BY_ENVIRONMENT and NODES not in command.exported
     if not is_asked or command.nodes or not any(_USE_OF_NODES.search(COMMENT.sub("", text)) for text in texts):
         return command
-    return replace(command, missing=tuple(dict.fromkeys([*command.missing, _NODES])))
+    return replace(command, missing=tuple(dict.fromkeys([*command.missing, NODES])))
 
 
 def nodes_by_environment(command: Launched) -> int:
     """The nodes that a tool starts by its environment, one if nothing says more; 0 if that is not known."""
-    return 0 if _NODES in command.missing else whole(command.exported.get(_NODES, "1")) or 0
+    return 0 if NODES in command.missing else whole(command.exported.get(NODES, "1")) or 0
 
 
 def _reasons_without_training(script: Script) -> list[str]:
@@ -299,8 +299,8 @@ def _unknown_program(words: Sequence[str]) -> int:
 
 _HYDRA_WORD = re.compile(r"\+{0,2}[A-Za-z_][\w.@/-]{0,200}=")
 _TOOLS_BY_ENVIRONMENT = ("llamafactory-cli", "swift", "megatron")
-_NODES = "NNODES"  # the variable with the number of nodes, as they and torchrun's examples have it
-_USE_OF_NODES = re.compile(rf"(?<!\\)\$\{{?{_NODES}\b(?!:?[-=+?])")  # without a default
+NODES = "NNODES"  # the variable with the number of nodes, as they and torchrun's examples have it
+_USE_OF_NODES = re.compile(rf"(?<!\\)\$\{{?{NODES}\b(?!:?[-=+?])")  # without a default
 _TOOLS = ("llamafactory-cli", "swift", "megatron", "axolotl", "trl")  # programs that other launchers may start
 _OF_PLACES = ("-w", "-x", "-J", "-p", "-A", "-o", "-e", "-t")  # options of srun with a value that counts nothing
 _TASKS = ("train", "sft", "pt", "pretrain")

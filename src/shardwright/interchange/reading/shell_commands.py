@@ -293,7 +293,7 @@ class CommandEffects:
             return True
         if name in READING:
             for word in words[1:]:
-                if word.isascii() and word.isidentifier():
+                if is_name(word):
                     script.variables.doubt(word, appends=False)
             return None
         if name in script.functions:

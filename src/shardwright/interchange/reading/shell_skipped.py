@@ -71,7 +71,7 @@ def assigned(token: Token) -> tuple[str, bool] | None:
     name = name.removesuffix("+")
     if name.endswith("]"):  # an element of an array
         return (element[1], True) if equals and (element := _ELEMENT.fullmatch(name)) else None
-    return (name, appends) if equals and name.isascii() and name.isidentifier() else None
+    return (name, appends) if equals and is_name(name) else None
 
 
 def _begins_with(token: Token, name: str) -> bool:

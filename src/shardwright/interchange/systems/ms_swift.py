@@ -9,7 +9,7 @@ from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
+from shardwright.interchange.launcher import NODES, Launched, find_training_command, missing_ranks
 from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
@@ -48,7 +48,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "moe-aux-loss-coeff": 0.0,
     "expert-tensor-parallel-size": 1,
 }
-_NODES = "NNODES"
 _FURTHER = "megatron_extra_kwargs"  # an object of further arguments of Megatron-LM, which hold over the others
 _HALF = ("float16", "float32")  # types of a model's weights that are trained in fp16 if nothing else is said
 
@@ -76,7 +75,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         _check_task(command, given, settings)
         given |= command.settings
         variables |= command.exported
-        settings.faults += [] if asked.cluster.devices or _NODES in variables else missing_ranks(command)
+        settings.faults += [] if asked.cluster.devices or NODES in variables else missing_ranks(command)
     arguments = {name.replace("-", "_"): value for name, value in given.items()}
     arguments |= object_of(arguments.get(_FURTHER))
     flags, spelled = flags_of(arguments)
@@ -127,7 +126,7 @@ def _with_defaults(
 def _launched(variables: Mapping[str, str]) -> tuple[int, int]:
     """Nodes, and devices of each, by the variables that ms-swift reads; 0 where none says them."""
     devices = whole(variables.get("NPROC_PER_NODE", "")) or 0
-    nodes = variables.get(_NODES, "1")
+    nodes = variables.get(NODES, "1")
     return (whole(nodes) or 0) if devices else 0, devices
 
 
