@@ -73,6 +73,21 @@ def test_one_stage_needs_no_schedule(name: str) -> None:
     assert steps_s[0] == steps_s[1]
 
 
+WITHOUT_PIPELINE = (
+    *("transformers-2023", "transformers-2024", "transformers-2025"),
+    *("torchtune", "torchtune-compile", "litgpt", "litgpt-compile"),
+)
+
+
+@pytest.mark.parametrize("name", WITHOUT_PIPELINE)
+def test_software_without_a_pipeline_is_planned_without_stages(name: str) -> None:
+    software, kept = software_of(name), ["plan.recompute=none", "plan.microbatch_size=1", "plan.tp=1", "plan.cp=1"]
+    assert missing_features(software, job()) == ()
+    assert missing_features(software, job(pp=2, dp=4))
+    shown = search(job(), constraints_of(kept, []).as_software(software), shipped(), num_shown=8).candidates
+    assert {candidate.job.plan.pp for candidate in shown} == {1}
+
+
 def test_an_unknown_change_is_no_attention_kernel() -> None:
     """A change may be a dispatcher of tokens, graphs or an overlap, too."""
     with pytest.raises(KeyError, match="no change of software is called 'deepp'; did you mean deepep"):
