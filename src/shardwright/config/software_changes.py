@@ -67,4 +67,4 @@ def changed_fields(change: str, host: HostFactsSpec) -> dict[str, object]:
         raise KeyError(
             say("no change of software is called {name}; {hint}", name=repr(change), hint=did_you_mean(change, known))
         )
-    return {"attention": change, "causal": not ATTENTION_KERNELS[change].keeps_scores}
+    return {"attention": change, "causal": not ATTENTION_KERNELS[change].computes_masked}
