@@ -17,7 +17,7 @@ import { showTimeline } from "./timeline_view.js";
 const QUICK = ["values", "job", "step", "memory"];
 const SLOW = ["links", "timeline"];  // while a slider moves they are asked when it has rested for a moment
 const QUIET_MS = 80;
-const TOGETHER_MS = 8;  // parts that come within this time are shown at once: each time takes the browser a frame
+const TOGETHER_MS = 40;  // parts that come within this time are shown at once: a frame takes a browser as long as a part
 const BUSY_MS = 300;  // an answer that takes longer dims the figures before it
 
 fillTexts(document);
