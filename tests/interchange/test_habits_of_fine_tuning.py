@@ -51,6 +51,8 @@ def test_a_model_that_a_nemo_file_has_is_asked_for_and_taken_by_its_name() -> No
 def test_lora_of_nemo_has_its_rank_and_its_maps() -> None:
     adapter = nemo(LORA).job.model.adapter
     assert (adapter.rank, list(adapter.targets)) == (16, ["query", "key", "value", "down"])
+    untold = nemo(LORA.replace("target_modules: [attention_qkv, mlp_fc2]", "weight_tying: false"))
+    assert list(untold.job.model.adapter.targets) == ["query", "key", "value"]
     assert nemo("  peft: {peft_scheme: null, lora_tuning: {adapter_dim: 16}}\n").job.model.adapter.rank == 0
 
 
@@ -61,6 +63,7 @@ def test_lora_of_nemo_has_its_rank_and_its_maps() -> None:
         ("  peft: {peft_scheme: ptuning}\n", "model.peft.peft_scheme = ptuning: adapters, frozen"),
         (LORA.replace("layer_selection: null, v", "layer_selection: [1, 2], v"), "layer_selection = 1 2"),
         (LORA.replace("mlp_fc2", "mlp_fc9"), "mlp_fc9"),
+        (LORA.replace("variant: nemo", "weight_tying: true"), "lora_tuning.weight_tying = True"),
     ],
 )
 def test_adapters_of_nemo_that_are_not_said_or_not_here_are_faults(peft: str, expected: str) -> None:
@@ -195,22 +198,6 @@ def test_configurations_in_the_folder_that_a_command_names_are_read(tmp_path: Pa
     with pytest.raises(PlanError) as caught:
         read_job_of(SOURCES["gpt-neox"], (str(run),), Asked(*split_sets(("model.vocab=128",))))
     assert "name it too" in caught.value.faults[0]
-
-
-def test_a_file_above_the_folder_of_a_script_is_read(tmp_path: Path) -> None:
-    (tmp_path / "shards").mkdir()
-    (tmp_path / "one").mkdir()
-    (tmp_path / "shards" / "z3.json").write_text(ZERO["ds.json"], encoding="utf-8")
-    (tmp_path / "one" / "config.json").write_text(MODEL["config.json"], encoding="utf-8")
-    run = tmp_path / "one" / "run.sh"
-    line = f"deepspeed --num_gpus 4 train.py {OPTIONS} --deepspeed ../shards/z3.json\n"
-    run.write_text(line, encoding="utf-8")
-    files = (str(run), str(tmp_path / "one" / "config.json"))
-    assert read_job_of(SOURCES["deepspeed"], files, Asked({}, {})).job.plan.zero == 3
-    run.write_text(line.replace("../shards", "../../../../../x/../shards"), encoding="utf-8")
-    with pytest.raises(PlanError) as caught:
-        read_job_of(SOURCES["deepspeed"], files, Asked({}, {}))
-    assert "is a file that is not read" in caught.value.faults[0]
 
 
 def test_a_configuration_of_a_model_that_an_option_names_is_read(tmp_path: Path) -> None:

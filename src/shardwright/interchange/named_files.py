@@ -39,7 +39,7 @@ _OF_ENGINES = re.compile(r"^[ \t\"']*(?:distributed_type|compute_environment|zer
 _MODEL_FILE = re.compile(rf"\bconfig_name[=\s]\s*[\"']?{_FILE}")
 _YAML = (".yaml", ".yml")
 _MOST_BYTES, _MOST_BASES = MIB, 16
-_MOST_ABOVE, _MOST_ROUNDS, _MOST_ENDS, _MOST_STEPS = 6, 3, 12, 4
+_MOST_ABOVE, _MOST_ROUNDS, _MOST_ENDS = 6, 3, 12
 _MOST_IN_LIBRARY = 400
 
 
@@ -167,20 +167,12 @@ def _has_unnamed(file: Path, texts: Mapping[str, str]) -> bool:
     )
 
 
-def _above(file: Path, parts: Sequence[str]) -> Path | None:
-    """The file of a path that begins with .., seen from the folder of a file; None if none is there."""
-    steps = next((place for place, part in enumerate(parts) if part not in (".", "..")), len(parts))
-    path = file.parent.joinpath(*parts)
-    is_plain = ".." not in parts[steps:] and steps <= _MOST_STEPS and not PurePath(parts[0]).is_absolute()
-    return path if is_plain and os.path.isfile(path) else None
-
-
 def below(file: Path, name: str) -> Path | None:
     """The file of a name below the folder of a file, the folders above it or the working folder; None if none is. Of a
     path from the root, which another machine has, its end counts: a folder and the file in it, at least."""
     parts = PurePath(name).parts
     if ".." in parts:
-        return _above(file, parts)
+        return None
     ends = ["/".join(parts[start:]) for start in range(1, len(parts) - 1)] if name.startswith("/") else [name]
     places = [Path(), *list(file.absolute().parents)[:_MOST_ABOVE]]
     paths = (place / end for end in ends[:_MOST_ENDS] for place in places)

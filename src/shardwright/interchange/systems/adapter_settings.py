@@ -70,7 +70,7 @@ _PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
 _PROGRAMS = (
     _Program("use_peft", ("true", "1", "yes"), 16, 32.0, _PEFT_TARGETS),
     _Program("use_peft_lora", ("true", "1"), 64, 16.0, ("query", "key", "value", "gate", "up", "down")),
-    _Program("peft_scheme", ("lora",), 0, 0.0, ()),  # NeMo's
+    _Program("peft_scheme", ("lora",), 0, 0.0, ("query", "key", "value")),  # NeMo's
     _Program("mindspeed_lora", ("true",), 16, 32.0, ()),  # of the flags of MindSpeed-LLM that name modules
     *(
         _Program(switch, ("true", "1"), 0, 0.0, (), nf4_words=("true", "1"), loads_by_word=True)

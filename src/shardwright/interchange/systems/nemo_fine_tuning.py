@@ -12,6 +12,7 @@ from shardwright.interchange.reading.settings import Flat, Settings
 _PEFT = "model.peft."
 _LORA = _PEFT + "lora_tuning."
 _SCHEME = _PEFT + "peft_scheme"
+_TIED = _LORA + "weight_tying"
 # Flags by which adapters are read -> NeMo's keys.
 KEYS_OF_ADAPTERS = {
     "peft-scheme": _SCHEME,
@@ -30,7 +31,7 @@ _TARGETS = {
     "all": "all",
 }
 # Keys that say how adapters begin, or something of another scheme.
-_OF_ADAPTERS = ("variant", "column_init_method", "row_init_method", "weight_tying", "position_embedding_strategy")
+_OF_ADAPTERS = ("variant", "column_init_method", "row_init_method", "position_embedding_strategy")
 _OTHER_SCHEMES = ("p_tuning.", "ia3_tuning.", "adapter_tuning.", "selective_tuning.", "restore_from_")
 _SHAPE = ("model.num_layers", "model.hidden_size", "model.num_attention_heads")
 _RESTORED = ("model.restore_from_path", "model.restore_path")
@@ -70,7 +71,8 @@ def adapter_keys(flat: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     unused = tuple(_PEFT + name for name in _OTHER_SCHEMES)
     named = (*KEYS_OF_ADAPTERS.values(), *(_LORA + name for name in _OF_ADAPTERS), _LORA + "layer_selection")
-    return (*named, *(name for name in flat if name.startswith(unused)))
+    tied = () if flat.get(_TIED) else (_TIED,)  # all layers have the same adapters with it
+    return (*named, *tied, *(name for name in flat if name.startswith(unused)))
 
 
 def restored_shape(flat: Mapping[str, Any], settings: Settings, asked: Asked) -> Flat | None:
