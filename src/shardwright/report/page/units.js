@@ -2,11 +2,14 @@
 import { TEXTS } from "./texts.js";
 
 const GIB = 2 ** 30;
+const WHOLE = new Intl.NumberFormat("en");  // one for all: to make one takes longer than to write many numbers
+
+export const wholeText = (value) => WHOLE.format(value);
 
 export function rounded(value, digits = 3) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 10 ** (digits - 1)) return Math.round(value).toLocaleString("en");
+  if (size >= 10 ** (digits - 1)) return wholeText(Math.round(value));
   return size >= 1000 ? value.toLocaleString("en", { maximumSignificantDigits: digits }) : String(+value.toPrecision(digits));
 }
 

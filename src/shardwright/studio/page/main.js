@@ -1,6 +1,6 @@
 // The page: its state, what a change of it asks of the server, and where the answers go.
 import { buildControls } from "./controls.js";
-import { byId } from "./dom.js";
+import { byId, setText } from "./dom.js";
 import { fillExports, saveExport, stateOf, takeFiles, textsOf } from "./files.js";
 import { showHeadline } from "./headline.js";
 import { showMemory } from "./memory_view.js";
@@ -13,6 +13,7 @@ import { ofModel, readAddress, withField, withPlan, writeAddress } from "./state
 import { showStep } from "./step_view.js";
 import { fillTexts, TEXTS } from "./texts.js";
 import { showTimeline } from "./timeline_view.js";
+import { wholeText } from "./units.js";
 
 const QUICK = ["values", "job", "step", "memory"];
 const SLOW = ["links", "timeline"];  // while a slider moves they are asked when it has rested for a moment
@@ -150,8 +151,8 @@ function showPart(part, parts, notes) {
     showFaults(parts.faults, parts.way_out);
   }
   if (part === "job") {
-    byId("words").textContent = TEXTS.plan({ ...parts.job, ranks: parts.job.ranks.toLocaleString("en") });
-    document.title = TEXTS.pageTitle(parts.job);
+    setText(byId("words"), TEXTS.plan({ ...parts.job, ranks: wholeText(parts.job.ranks) }));
+    if (document.title !== TEXTS.pageTitle(parts.job)) document.title = TEXTS.pageTitle(parts.job);
     showNotes([...notes, ...parts.job.notes.filter((note) => !notes.includes(note))]);
   }
   if (part === "step") {
