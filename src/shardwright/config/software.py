@@ -351,5 +351,5 @@ def software_of(name: str) -> SoftwareSpec:
     name, *changes = name.split("+")
     software = read_entry("software", name, SoftwareSpec)
     for change in changes:
-        software = software.model_copy(update=changed_fields(change, software.host))
+        software = software.model_copy(update=changed_fields(change, software.host, software.zero))
     return software

@@ -276,7 +276,7 @@ class Costing:
         if has_experts(kind):
             operators += self.experts()
         piece_time = self.repeating(kind, policy, operators).where_split(are_put_off(self.run.grid))
-        counts, is_sharded = gathers_for_a_pass(self.run.grid), np.any(self.run.grid.zero == 3)
+        counts, is_sharded = gathers_for_a_pass(self.run.grid, self.software.zero), np.any(self.run.grid.zero == 3)
         if not is_sharded:
             return piece_time
         gathered = piece_time.gathered(self.rates, self.software, self.shard_s(kind), counts)

@@ -328,6 +328,9 @@ def _state(
         share, updated_share = 1 / ranks, np.where(stage > 0, 1 / ranks, 1.0)
         values = np.where(stage == 3, sharded * share, element)
         gradient = np.where(stage == 3, sharded_gradient, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
+        if facts.whole_gradients:
+            whole = facts.scattered_bytes or software.reduce_bytes
+            gradient = np.where((stage >= 2) & (np.asarray(grid.num_microbatches) > 1), whole, gradient)
         replicated = copy + moments + software.step_bytes
         updated = np.where(stage == 3, moments + copy * facts.copies_shards, replicated) * updated_share
         waiting = min(software.gradient_buckets, software.gradient_bytes) * (num_replicas(grid) > 1) * (stage < 2)
