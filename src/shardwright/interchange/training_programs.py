@@ -186,6 +186,19 @@ _PREFERENCES = (
     "--max_completion_length",
     "--num_generations",
 )
+# Beginnings of further ones, which no release of a program for next tokens has.
+_PREFERRED = (
+    "--ref_model",
+    "--reference_model",
+    "--reward_",
+    "--dpo_",
+    "--kto_",
+    "--orpo_",
+    "--simpo_",
+    "--cpo_",
+    "--rpo_",
+    "--precompute_ref",
+)
 # Options of classification.
 _LABELS = ("--label_column_name", "--label_column_names", "--label_column", "--text_column_names", "--do_regression")
 _OFF = ("false", "0", "no", "none", "null", "")
@@ -205,7 +218,15 @@ def read_kind(settings: Settings, _: Flat) -> None:
         for option in options
         if settings.has(kind) and settings.text(kind) in _OF_TOKENS
     )
-    if preferences := [name for name in _PREFERENCES if name not in of_stages and settings.has(name)]:
+    further = (
+        ()
+        if of_stages or any(settings.text(kind) in _OF_TOKENS for kind in _KINDS if settings.has(kind))
+        else (
+            name for name in settings.given if name.startswith(_PREFERRED) and settings.text(name).lower() not in _OFF
+        )
+    )
+    preferences = [name for name in _PREFERENCES if name not in of_stages and settings.has(name)]
+    if preferences := [*dict.fromkeys((*preferences, *further))]:
         settings.faults.append(
             say(
                 "{settings}: training by preferences, rewards or noise (DPO, GRPO, diffusion) keeps further models or "
