@@ -83,7 +83,7 @@ def import_job(
     from shardwright.report.toml_files import job_toml, write_toml
 
     named = options.pop("system_name")
-    system, files = (named, words) if named else system_and_files(words)
+    system, files = system_and_files(words, named or "")
     imported = imported_job(system, files, overrides, asked_cluster(options), arguments)
     planned(say("job {name}", name=imported.job.name), imported.job)
     imported = replace(imported, job=with_paths_from(imported.job, toml.parent if toml else Path()))

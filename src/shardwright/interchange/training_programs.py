@@ -204,6 +204,19 @@ _PREFERENCES = (
     "--max_completion_length",
     "--num_generations",
 )
+# Beginnings of further ones, which no release of a program for next tokens has.
+_PREFERRED = (
+    "--ref_model",
+    "--reference_model",
+    "--reward_",
+    "--dpo_",
+    "--kto_",
+    "--orpo_",
+    "--simpo_",
+    "--cpo_",
+    "--rpo_",
+    "--precompute_ref",
+)
 # Options of classification.
 _LABELS = ("--label_column_name", "--label_column_names", "--label_column", "--text_column_names", "--do_regression")
 _OFF = ("false", "0", "no", "none", "null", "")
@@ -232,8 +245,13 @@ def read_kind(settings: Settings, _: Flat) -> None:
         for option in options
         if settings.has(kind) and settings.text(kind) in _OF_TOKENS
     )
-    if preferences := [name for name in _PREFERENCES if name not in of_stages and settings.has(name)]:
-        settings.faults.append(other_loss_fault([*map(settings.setting_text, preferences)]))
+    of_tokens = of_stages or any(settings.text(kind) in _OF_TOKENS for kind in _KINDS if settings.has(kind))
+    preferences = [name for name in _PREFERENCES if name not in of_stages and settings.has(name)]
+    if not of_tokens:
+        preferred = [name for name in settings.given if name.startswith(_PREFERRED)]
+        preferences += [name for name in preferred if settings.text(name).lower() not in _OFF]
+    if preferences:
+        settings.faults.append(other_loss_fault([*map(settings.setting_text, dict.fromkeys(preferences))]))
     labels = [name for name in _LABELS if settings.has(name) and settings.text(name).lower() not in _OFF]
     if labels:
         setting = settings.setting_text(labels[0])
