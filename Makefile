@@ -65,7 +65,7 @@ test-all: lint  ## the same with all cases of these grids
 test-fast: $(VENV)/installed-test  ## the tests that start no processes and do not compute for long
 	$(PYTEST) -m "not processes and not long"
 
-fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N dry runs, N runs that stop and go on, N trainings against transformers in float64, 10 x N hostile inputs, as many jobs with ways out of their faults, 10 x N settings of other systems that nobody knows, every key of a config.json, N pairs of searches, N plans under the checks of dry runs (SEED=1 N=100)
+fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N dry runs, N runs that stop and go on, N trainings against transformers in float64, 10 x N hostile inputs, as many jobs with ways out of their faults, 10 x N settings of other systems that nobody knows, 10 x N shell scripts against bash, every key of a config.json, N pairs of searches, N plans under the checks of dry runs (SEED=1 N=100)
 	$(BIN)/python tests/fuzz/plans.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/models.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/collectives.py --seed $(SEED) --count $(N)
@@ -75,6 +75,7 @@ fuzz: $(VENV)/installed-test  ## N random plans and models against one rank, N d
 	$(BIN)/python tests/fuzz/ways_out.py --seed $(SEED) --count $(N)0
 	$(BIN)/python tests/fuzz/foreign_plans.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/unknown_settings.py --seed $(SEED) --count $(N)0
+	$(BIN)/python tests/fuzz/shell_scripts.py --seed $(SEED) --count $(N)0
 	$(BIN)/python tests/fuzz/configurations.py
 	$(BIN)/python tests/fuzz/searches.py --seed $(SEED) --count $(N)
 	$(BIN)/python tests/fuzz/checks.py --seed $(SEED) --count $(N)

@@ -14,9 +14,10 @@ from shardwright.config.load import load_job
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.section_shapes import ExpertShape
 from shardwright.cost.calibration import device_of, rates_of, shipped
-from shardwright.cost.collective_time import all_to_all_s, copies_in_turn, copies_sent, ring_s
+from shardwright.cost.collective_time import all_to_all_s, ring_s
 from shardwright.cost.from_job import run_of
 from shardwright.cost.kernels import fill
+from shardwright.cost.token_copies import copies_in_turn, copies_sent
 from shardwright.cost.topology import Group, group_of, reach_of_ranks
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.memory.rank_estimate import rank_memory

@@ -192,7 +192,14 @@ def test_a_length_that_is_said_twice_is_a_fault(name: str) -> None:
     assert any(f"--{name}-iters" in fault for fault in faults("megatron", run_sh=MEGATRON + flags))
 
 
-FUNCTION = 'get_args() { echo "--bf16 --swiglu"; }\n'
+FUNCTION = "get_args() { python flags.py; }\n"
+
+
+@pytest.mark.parametrize("words", ["$EXTRA", "${EXTRA[@]}", "$(get_args)", "`get_args`"])
+def test_words_that_a_function_prints_are_flags(words: str) -> None:
+    function = 'get_args() { if [ "$1" = long ]; then echo "--a"; fi; echo "--bf16 --swiglu"; }\n'
+    job = read("megatron", run_sh=f"{function}EXTRA=$(get_args)\n{MEGATRON} {words}").job
+    assert (job.precision.compute, job.model.activation) == ("bf16", "silu")
 
 
 @pytest.mark.parametrize("flags", ["--use-flash-attn", "--zarr-thing", "--lr-decay-style cosine", "--bf16", "--save x"])

@@ -139,7 +139,8 @@ def test_settings_of_adapters_that_nemo_does_not_use_change_nothing() -> None:
         "  peft: {peft_scheme: SCHEME, lora_tuning: {adapter_dim: 32}}\n"
     )
     assert job_read({"sft.yaml": text.replace("SCHEME", "none")}, *YAML_SETS)[1].job.plan.dp == 8
-    assert any("adapter_dim" in fault for fault in faults({"sft.yaml": text.replace("SCHEME", "lora")}, *YAML_SETS))
+    assert any("adapter_dim" in fault for fault in faults({"sft.yaml": text.replace("SCHEME", "ia3")}, *YAML_SETS))
+    assert job_read({"sft.yaml": text.replace("SCHEME", "lora")}, *YAML_SETS)[1].job.model.adapter.rank == 32
 
 
 FLAVORS: dict[tuple[str, str], dict[str, Any]] = {

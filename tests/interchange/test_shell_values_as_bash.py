@@ -1,5 +1,6 @@
 """The values that a script gives its variables are those of bash, or unknown; never those that they had before."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -93,7 +94,6 @@ ASKED = {
     "a test before a group": 'A=16\n[[ "$(hostname -x)" = no-such-host ]] && { A=32; }\nrun $A',
     "a test and what is so otherwise": 'A=16\n[ "$(hostname -x)" != no-such-host ] || A=32\nrun $A',
     "a command that answers": "A=16\ngrep -q no-such-word /dev/null && A=32\nrun $A",
-    "a function that answers": "f() { return 1; }\nA=16\nf && A=32\nrun $A",
     "letters of another case": "declare -u A=x\nA=b\nrun $A",
     "letters of another case in a test": "declare -l A=X\nB=1\n[ $A = x ] && B=16\nrun $B",
     "lists of patterns": "shopt -s extglob\nA=xx16\nrun ${A##+(x)}",
@@ -101,8 +101,18 @@ ASKED = {
     "classes of characters": "A=x16\ncase $A in [[:alpha:]]*) B=16;; *) B=1;; esac\nrun $B ${A#[[:alpha:]]}",
     "the text that was replaced": "A=16\nrun ${A/1/[&]}",
     "escaped signs": "A='x*16'\nB='x\\*'\nrun ${A#$B}",
-    "the output of two commands": "A=$(echo 1\necho 6)\nrun $A",
 }
+
+
+def _scripts(sign: str) -> dict[str, str]:
+    """The scripts of scripts_as_bash.txt whose names stand behind a sign."""
+    text = (Path(__file__).parent / "scripts_as_bash.txt").read_text(encoding="utf-8")
+    parts = re.findall(r"^(==|\?\?) (.*)\n((?:(?!== |\?\? ).*\n)*)", text, re.MULTILINE)
+    return {name: script.removesuffix("\n") for kind, name, script in parts if kind == sign}
+
+
+FOLLOWED |= _scripts("==")
+ASKED |= _scripts("??")
 
 
 def _words(script: Script) -> list[str]:

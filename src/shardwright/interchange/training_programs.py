@@ -95,20 +95,38 @@ _NOT_TRAINING = (
     "server",
     "serve",
     "convert",
+    "converter",
+    "conversion",
+    "convertor",
+    "inf",
     "merge",
     "checkpoint",
+    "card",
 )
+_BETWEEN_FORMATS = re.compile(r"(?:hf|mg|meg[a-z]*|mcore|ckpt|nemo|neox)2[a-z]+")  # such as hf2mcore
 _PLAIN_NAMES = ("main", "__main__", "run", "cli", "train", "trainer")  # which say less than what they stand in
 _TRAINING = ("train", "pretrain", "posttrain", "finetune", "tune", "sft", "pretraining", "training", "finetuning")
 
 
-def program_fault(name: str) -> str:
-    """The fault of a program that trains no decoder of text by next tokens; empty if its name says none of it."""
+def _words_in(name: str) -> set[str]:
+    """The words of a program's name, with those of what it stands in if it has a plain one."""
     parts = name.removesuffix(".py").lower().replace("/", ".").split(".")  # of a module such as tools.dpo_qwen, too
     stem = parts[-1] if len(parts) < 2 or parts[-1] not in _PLAIN_NAMES else ".".join(parts[-2:])
-    words = {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9]+b\b|cls(?![a-z]))", stem)}
+    return {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9]+b\b|cls(?![a-z]))", stem)}
+
+
+def trains_nothing(name: str) -> bool:
+    """True if a program's name says that it generates, evaluates, serves or changes weights, and not that it trains."""
+    words = _words_in(name)
+    is_other = bool(words & {*_NOT_TRAINING}) or any(map(_BETWEEN_FORMATS.fullmatch, words))
+    return is_other and not words & {*_TRAINING}
+
+
+def program_fault(name: str) -> str:
+    """The fault of a program that trains no decoder of text by next tokens; empty if its name says none of it."""
+    words = _words_in(name)
     kind = next((kind for kind, known in _OTHERS.items() if words & {*known}), "")
-    if not kind and words & {*_NOT_TRAINING} and not words & {*_TRAINING}:
+    if not kind and trains_nothing(name):
         return say(
             "{program} trains nothing by its name; name a script that starts training",
             program=shortened(name, 60),
@@ -195,6 +213,15 @@ _KINDS = ("--stage", "--training_stage", "--train_stage", "--rlhf_type", "--rl",
 _OF_STAGES = {"--stage": ("--pref_beta", "--reward_model"), "--algorithm": ("--beta",)}
 
 
+def other_loss_fault(settings: Sequence[str]) -> str:
+    """The fault of settings, with their values, that train by preferences, rewards or noise."""
+    return say(
+        "{settings}: training by preferences, rewards or noise (DPO, GRPO, diffusion) keeps further models or "
+        "samples, or has another loss, and is not counted here",
+        settings=tuple(settings),
+    )
+
+
 def read_kind(settings: Settings, _: Flat) -> None:
     """Refuse stages that train no decoder by next tokens, and options of training by preferences or rewards."""
     if settings.given.get("--finetuning_type") == "full":
@@ -206,13 +233,7 @@ def read_kind(settings: Settings, _: Flat) -> None:
         if settings.has(kind) and settings.text(kind) in _OF_TOKENS
     )
     if preferences := [name for name in _PREFERENCES if name not in of_stages and settings.has(name)]:
-        settings.faults.append(
-            say(
-                "{settings}: training by preferences, rewards or noise (DPO, GRPO, diffusion) keeps further models or "
-                "samples, or has another loss, and is not counted here",
-                settings=tuple(map(settings.setting_text, preferences)),
-            )
-        )
+        settings.faults.append(other_loss_fault([*map(settings.setting_text, preferences)]))
     labels = [name for name in _LABELS if settings.has(name) and settings.text(name).lower() not in _OFF]
     if labels:
         setting = settings.setting_text(labels[0])

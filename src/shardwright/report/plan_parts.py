@@ -117,7 +117,7 @@ def _memory_part(plan: PredictedPlan) -> Part:
 
 def _verdict(job: JobSpec, fit: Fit | None) -> str:
     if fit is None:
-        return say("Whether it fits is not said: choose a device.")
+        return say("Nothing says if it fits: choose a device.")
     return sentences_of(verdict_sentences(job, fit))
 
 

@@ -71,7 +71,7 @@ class Arithmetic:
 
     def __init__(self, text: str, values: Mapping[str, object]) -> None:
         self.values, self.tokens, at = values, list[str](), 0
-        text = text.strip()
+        text = text.replace('"', "").strip()  # quotes are removed, as bash does
         while at < len(text):
             token_match = _ARITHMETIC_TOKEN.match(text, at)
             if not token_match or len(self.tokens) > 500:

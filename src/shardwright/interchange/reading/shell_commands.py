@@ -6,26 +6,32 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
-from shardwright.config.phrase import say
+from shardwright.interchange.reading.command_texts import PRINTING, CommandTexts
 from shardwright.interchange.reading.shell_arithmetic import changed_names
+from shardwright.interchange.reading.shell_braces import braced
 from shardwright.interchange.reading.shell_conditions import EQUALITIES, is_true
-from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, readable, unknown_names
-from shardwright.interchange.reading.shell_reading import values_read
-from shardwright.interchange.reading.shell_skipped import DECLARING, LOCAL, READING, assigned, element_index, is_name
+from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, unknown_names
+from shardwright.interchange.reading.shell_pipes import FILTERS, SILENT
+from shardwright.interchange.reading.shell_skipped import (
+    CASE_OPTION,
+    DECLARING,
+    LOCAL,
+    READING,
+    assigned,
+    assigned_element,
+    is_name,
+)
 from shardwright.interchange.reading.shell_words import Token, WordPiece
 
 if TYPE_CHECKING:
     from shardwright.interchange.reading.shell_script import Script
 
 _WITHOUT_EFFECT = (
-    "echo",
     "mkdir",
     "set",
     "cd",
     "clear",
-    "printf",
     "true",
     "module",
     "ulimit",
@@ -84,12 +90,15 @@ def _ends_in_shell(words: list[str]) -> bool:
     return len(plain) > 1 and PurePath(plain[-1]).name in ("bash", "sh")
 
 
-class CommandEffects:
+class CommandEffects(CommandTexts):
     """The effects of the commands of one text, which is nested `depth` levels in others. `ended` is True after exit."""
 
     def __init__(self, script: "Script", depth: int) -> None:
-        self.script, self.depth, self.ended = script, depth, False
+        super().__init__(script)
+        self.depth, self.ended = depth, False
         self.returned = False  # ended by `return`
+        self.hands_on = False  # if the arguments that nobody gave are those of the command, as "$@"
+        self.is_aborted = False  # ended by a new value of a variable that is final
         self.num_jumped = 1  # loops that `jump` ends
         self.jump = ""  # "break" or "continue", which end the body of a loop
         self.local_names: list[str] = []  # variables that a function has for itself
@@ -110,16 +119,26 @@ class CommandEffects:
         prefixed = [assignment[0] for token in prefix if (assignment := assigned(token))]
         # A shell expands the words of a command before its prefix (A=1 command) is set, for this command alone.
         words = [word for token in command for word in variables.words_of(token)]
+        is_given = any(
+            piece.kind == "variable" and piece.text[:1] in ("@", "*") for token in command for piece in token.pieces
+        )
+        self.hands_on = is_given and not variables.has_arguments and len(words) == 1
         if command and command[0].plain == "[[":
             pairs = zip(["", *(token.plain for token in command)], command, strict=False)
             words = [
                 word
                 for before, token in pairs
-                for word in ([variables.pattern_of(token)] if before in EQUALITIES else variables.words_of(token))
+                for word in (variables.pattern_of(token) if before in EQUALITIES else variables.text_of(token),)
             ]
         values = {name: variables.values[name] for name in prefixed if name in variables.values}
+        if prefix and "<<<" in redirected:  # expanded before, too
+            text = variables.text_of(redirected["<<<"])
+            redirected = redirected | {"<<<": Token(line, pieces=(WordPiece("text", text, True),))}
+        variables.substituted = True
         for token in prefix:
             self._assign(token)
+        if not command and not redirected:
+            return variables.substituted
         try:
             return self._run(line, words, redirected)
         finally:
@@ -133,11 +152,12 @@ class CommandEffects:
                 with self.script.apart():
                     self.script.follow(piece.text, self.depth + 1)
 
-    def _declare(self, line: int, command: str, tokens: list[Token]) -> bool:
-        """Declare variables, with values or without."""
+    def _declare(self, line: int, command: str, tokens: list[Token]) -> bool | None:
+        """Declare variables, with values or without. None if one has a final value."""
         variables = self.script.variables
+        is_set: bool | None = True
         options = "".join(token.plain for token in tokens if token.plain.startswith("-")) if command in LOCAL else ""
-        for token in tokens:
+        for token in (one for declared in tokens for one in braced(declared)):
             name, _ = assigned(token) or (token.plain, False)
             if command in LOCAL and "g" not in options and is_name(name):
                 self.local_names.append(name)
@@ -145,7 +165,9 @@ class CommandEffects:
                 variables.integers.add(name)
             if {*"ulc"} & {*options} and is_name(name):  # letters of another case
                 variables.changed.add(name)
-            if assigned(token):
+            if assigned(token) and name in variables.kept:
+                is_set = None
+            elif assigned(token):
                 self._assign(token)
             elif not token.plain:
                 self._declare_expanded(line, command, token)
@@ -155,7 +177,7 @@ class CommandEffects:
                 target = variables.values.get(name)
                 for doubted in (name, target if isinstance(target, str) and is_name(target) else name):
                     variables.doubt(doubted, appends=False)
-        return True
+        return is_set
 
     def _declare_expanded(self, line: int, command: str, token: Token) -> None:
         """Set the variables of words that have to be expanded: export "$NAME=VALUE" and export $(cat FILE)."""
@@ -165,41 +187,35 @@ class CommandEffects:
             if equals and is_name(name):
                 variables.put(name, variables.with_own_mark(name, value))
             elif any(map(variables.is_made, unknown_names(name))):
-                self._note_unread(line, [command, word])
-
-    def _note_unread(self, line: int, words: list[str]) -> None:
-        """Note a command that sets what is not read here."""
-        self.script.notes.append(
-            say(
-                "line {line}: {command} is not read: name that file too",
-                line=line,
-                command=shortened(readable(" ".join(words[:2]))),
-            )
-        )
+                self.note_unread(line, [command, word])
 
     def _run(self, line: int, words: list[str], redirected: dict[str, Token]) -> bool | None:
         """Run a command with expanded words."""
-        variables, script = self.script.variables, self.script
-        document = next((redirected[name].document for name in ("<<", "<<-") if name in redirected), None)
-        if document is not None:
-            token = redirected.get("<<") or redirected["<<-"]
-            text = variables.document_of(document) if token.expands else document
-            return self._document(line, words, text, redirected)
-        if "<<<" in redirected and words and words[0] in (*READING, *_SOURCING):
-            return self._document(line, words, variables.text_of(redirected["<<<"]), redirected)
-        target = redirected.get(">") or redirected.get(">>")
-        if words and target is not None:
-            self._print(line, words, variables.text_of(target), ">>" in redirected)
-        return self._command(line, words, script) if words else True
+        with self.redirected(line, words, redirected):
+            return self._read(line, words, redirected)
 
-    def _print(self, line: int, words: list[str], path: str, appends: bool) -> None:
-        """Keep the output of `echo` that goes into a file, or note another command that changes a script."""
-        is_plain = words[0] == "echo" and not any("\\" in word for word in words)
-        if is_plain:
-            arguments = words[1 + (words[1:2] in (["-e"], ["-n"])) :]
-            self.script.write(path, " ".join(arguments) + "\n", appends)
-        elif path in self.script.written and self.script.has_script(path):
-            self.script.change(line, [path], words)
+    def _read(self, line: int, words: list[str], redirected: dict[str, Token]) -> bool | None:
+        """Run a command that may read a text of the script."""
+        has_text = bool({"<<<", "<<", "<<-"} & redirected.keys())
+        if not words:
+            return True
+        if has_text and self.script.given is not None and words[0] not in READING:
+            text = self.script.given.rest or ""
+            is_shell = PurePath(words[0]).name in ("sbatch", "bash", "sh", "srun") or _ends_in_shell(words)
+            if words[0] in _SOURCING or (is_shell and "<<<" not in redirected):
+                return self._follow_text(words, text)
+        return self._command(line, words, self.script)
+
+    def _follow_text(self, words: list[str], text: str) -> bool:
+        """Follow a text that a command reads as a script."""
+        with self.script.reading(None):
+            if words[0] in _SOURCING:
+                self.script.follow(text, self.depth + 1)
+            else:
+                self.script.batch_options([part for word in words for part in word.split("=", 1)])
+                with self.script.apart():
+                    self.script.follow(text, self.depth + 1)
+        return True
 
     def _arithmetic(self, text: str) -> bool | None:
         """The truth of (( ... )); None if it is unknown. Variables that it assigns become unknown."""
@@ -212,45 +228,25 @@ class CommandEffects:
         return None if unknown_names(value) else value != "0"
 
     def _assign(self, token: Token) -> None:
+        variables = self.script.variables
         name, appends = assigned(token) or ("", False)
+        if name in variables.kept and name not in variables.fixed:  # which ends the command of the outermost block
+            self.ended = self.is_aborted = True
+            return
+        if element := assigned_element(token):
+            index, value = (
+                variables.text_of(Token(token.line, pieces=pieces)) for pieces in (element.index, element.value)
+            )
+            variables.put_element(element.name, index, value, appends=element.appends)
+            return
         first_piece = token.pieces[0]
         pieces = (WordPiece("text", first_piece.text[first_piece.text.index("=") + 1 :], False), *token.pieces[1:])
-        value = self.script.variables.text_of(Token(token.line, pieces=pieces))
-        if index := element_index(token):
-            self.script.variables.put_element(
-                name, index.strip("'\""), value, appends=first_piece.text.partition("=")[0].endswith("+")
-            )
-            return
-        if name in self.script.variables.integers and value.strip():
-            sum_of = f"{name}+({value})" if appends and name in self.script.variables.values else value
-            value, appends = self.script.variables.arithmetic(sum_of), False
-        if value != mark(name) or name in self.script.variables.values:  # NAME=$NAME: who starts the script gives it
-            self.script.variables.put(name, self.script.variables.with_own_mark(name, value), appends)
-
-    def _document(self, line: int, words: list[str], text: str, redirected: dict[str, Token]) -> bool | None:
-        """Run a command that reads a text of the script."""
-        variables = self.script.variables
-        target = redirected.get(">") or redirected.get(">>")
-        if words and words[0] == "tee":
-            for word in (word for word in words[1:] if not word.startswith("-")):
-                self.script.write(word, text, appends="-a" in words)
-        elif target is not None:
-            self.script.write(self.script.variables.text_of(target), text, appends=">>" in redirected)
-        elif words and words[0] in READING:
-            for name, value in values_read(words, text, variables.separators).items():
-                if value is None:
-                    variables.doubt(name, appends=False)
-                else:
-                    variables.put(name, value)
-        elif words and words[0] in _SOURCING:
-            self.script.follow(text, self.depth + 1)
-        elif words and (PurePath(words[0]).name in ("sbatch", "bash", "sh", "srun") or _ends_in_shell(words)):
-            self.script.batch_options([part for word in words for part in word.split("=", 1)])
-            with self.script.apart():
-                self.script.follow(text, self.depth + 1)
-        else:
-            return self._command(line, words, self.script) if words else True
-        return True
+        value = variables.text_of(Token(token.line, pieces=pieces))
+        if name in variables.integers and value.strip():
+            sum_of = f"{name}+({value})" if appends and name in variables.values else value
+            value, appends = variables.arithmetic(sum_of), False
+        if value != mark(name) or name in variables.values:  # NAME=$NAME: who starts the script gives it
+            variables.put(name, variables.with_own_mark(name, value), appends)
 
     def _command(self, line: int, words: list[str], script: "Script") -> bool | None:
         name = PurePath(words[0]).name or words[0]
@@ -261,20 +257,40 @@ class CommandEffects:
             self.jump = name if name in ("break", "continue") else ""
             self.num_jumped = (whole(words[1]) or 1) if self.jump and len(words) > 1 else 1
             script.ended_on = line if name == "exit" else script.ended_on
-            return True
+            return True if self.jump else self._ended_with(words)
         if name == "shift":
             script.variables.shift(whole(words[1]) or 0 if len(words) > 1 else 1)
             return True
         if name == "set" and "--" in words:
             script.variables.set_arguments(words[words.index("--") + 1 :])
             return True
-        if name in ("false", "true"):
-            return name == "true"
+        if name in ("false", "true", ":"):
+            return name != "false"
+        if name == "shopt":
+            if "nocasematch" in words and {"-s", "-u"} & {*words}:
+                script.variables.values[CASE_OPTION] = "1" if "-s" in words else ""
+            return True
         if name == "let" or (name == "printf" and words[1:2] == ["-v"]):
             changed = words[2:3] if name == "printf" else [name for word in words[1:] for name in changed_names(word)]
             for word in filter(is_name, changed):
                 script.variables.doubt(word, appends=False)
             return None
+        return self._further_command(line, words, name, script)
+
+    def _further_command(self, line: int, words: list[str], name: str, script: "Script") -> bool | None:
+        """Run a command that prints, changes variables, calls a function, or starts something; `name` has no folder."""
+        is_copied = name == "tee" and script.given is not None and bool(script.given.rest)
+        if name in FILTERS or name in PRINTING or is_copied:
+            text, succeeds = self.printed_by([name, *words[1:]])
+            if script.printed is not None:
+                script.printed.write(text)
+            if succeeds is not None or name in PRINTING:
+                return True if name in PRINTING else succeeds
+        elif script.printed is not None and name in ("expr", "which", "command"):
+            script.printed.write(self.printed_by([name, *words[1:]])[0])
+            return None
+        elif script.printed is not None and name not in SILENT and name not in script.functions:
+            script.printed.write(None)
         if name in _WITHOUT_EFFECT:
             return True
         if name == "unset":
@@ -287,18 +303,17 @@ class CommandEffects:
             text = " ".join(words[1:]).strip()
             if (output := UNKNOWN.match(text)) and output[1] in script.variables.expansions:
                 if not _HOOKS.search(output[1]):
-                    self._note_unread(line, words)
+                    self.note_unread(line, words)
                 return None
             script.follow(text, self.depth + 1)
             return True
         if name in READING:
-            for word in words[1:]:
-                if is_name(word):
-                    script.variables.doubt(word, appends=False)
-            return None
+            return self.read_values(words)
         if name in script.functions:
-            self.ended = script.call(script.functions[name], self.depth + 1, words[1:])
-            return None
+            arguments = None if self.hands_on else words[1:]
+            called = script.call(script.functions[name], self.depth + 1, arguments)
+            self.ended, self.is_aborted = called.ends_script, called.is_aborted
+            return called.succeeds
         if name in ("sbatch", "srun", "salloc"):
             script.batch_options([part for word in words for part in word.split("=", 1)])
         if name in _OF_FILES:
@@ -307,6 +322,11 @@ class CommandEffects:
                 script.change(line, changed, words)
             return None
         return self._started(line, words, script)
+
+    def _ended_with(self, words: list[str]) -> bool | None:
+        """True if `exit` or `return` ends with success: by its number, else as the command before."""
+        status = words[1] if len(words) > 1 else self.script.variables.values.get("?", "")
+        return None if not isinstance(status, str) or whole(status) is None else status == "0"
 
     def _started(self, line: int, words: list[str], script: "Script") -> bool | None:
         """Follow the script that a command sources or starts; without one, record the command."""
@@ -322,7 +342,7 @@ class CommandEffects:
                 else:
                     script.start(text, self.depth + 1, arguments)
         elif is_sourced:
-            self._note_unread(line, words)
+            self.note_unread(line, words)
         else:
             return self._other_command(line, words, script)
         return True

@@ -40,7 +40,7 @@ def is_true(words: list[str], variables: Variables) -> bool | None:
     if len(words) != 3:
         return None
     if words[1] in EQUALITIES:
-        is_like = fits_pattern(words[0], words[2])
+        is_like = fits_pattern(words[0], words[2], variables.ignores_case)
         return None if is_like is None else is_like == (words[1] != "!=")
     if any(map(unknown_names, (words[0], words[2]))):
         return None
@@ -49,10 +49,13 @@ def is_true(words: list[str], variables: Variables) -> bool | None:
     return None
 
 
-def fits_pattern(text: str, pattern: str) -> bool | None:
-    """True if a text fits a pattern of file names; None if that depends on what is unknown in them."""
-    if unknown_names(pattern):
+def fits_pattern(text: str, pattern: str, ignores_case: bool | None = False) -> bool | None:
+    """True if a text fits a pattern of file names; None if that depends on what is unknown in them. `ignores_case` is
+    None where it is unknown if letters of another case fit."""
+    if unknown_names(pattern) or ignores_case is None:
         return None
+    if ignores_case:
+        text, pattern = text.casefold(), pattern.casefold()
     if not unknown_names(text):
         compiled = compiled_pattern(pattern)
         return None if compiled is None else bool(compiled.fullmatch(text))

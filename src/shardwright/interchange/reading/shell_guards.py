@@ -150,7 +150,7 @@ class GuardedText(CommandEffects):
         first = tokens[0] if tokens else None
         if first is None:
             return ""
-        if first.plain in ("[", "[[", "test") or [piece.kind for piece in first.pieces] == ["arithmetic"]:
+        if first.plain in ("[", "[[", "test", "false") or [piece.kind for piece in first.pieces] == ["arithmetic"]:
             return "test"
         return "answer" if first.plain in _ANSWERING or first.plain in self.script.functions else ""
 

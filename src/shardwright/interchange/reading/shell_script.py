@@ -7,7 +7,7 @@ conditions or items are known. The output of commands is not followed, nor are o
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
@@ -16,6 +16,7 @@ from shardwright.interchange.reading.batch_options import options_of_lines, opti
 from shardwright.interchange.reading.followed_text import FollowedText
 from shardwright.interchange.reading.shell_commands import Command
 from shardwright.interchange.reading.shell_marks import unknown_names
+from shardwright.interchange.reading.shell_pipes import Given, Printed
 from shardwright.interchange.reading.shell_skipped import SkippedPart
 from shardwright.interchange.reading.shell_values import Variables
 from shardwright.interchange.reading.shell_words import ShellFault, ShellReader
@@ -27,6 +28,15 @@ _MOST_STEPS, _MOST_LEVELS = 20_000, 10
 _COPIED_IN_A_STEP = 32  # variables that are copied in the time of a command
 
 
+@dataclass(frozen=True)
+class Called:
+    """How a function ends: with the script, if it succeeds (None if that is unknown), and as the outermost command."""
+
+    ends_script: bool = False
+    succeeds: bool | None = None
+    is_aborted: bool = False
+
+
 @dataclass
 class Script:
     """The result of following a script. `files` are other scripts by name, without folders."""
@@ -36,13 +46,22 @@ class Script:
     present: frozenset[str] = frozenset()  # names of all files that are there
     commands: list[Command] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)  # texts of files that here-documents write, by name
+    unended: frozenset[str] = frozenset()  # names of `written` files whose last lines have no end
     batch: dict[str, str] = field(default_factory=dict)  # options of the batch system
     notes: list[str] = field(default_factory=list)
     functions: dict[str, SkippedPart] = field(default_factory=dict)
     launchers: tuple[str, ...] = ()  # the words of those that start what is followed
     steps: int = 0
+    num_doubts: int = 0  # parts of which it is unknown what they do
+    level: int = 0  # how deep in others the text is that is followed
+    printed: Printed | None = None  # what is printed now, if it is used
+    given: Given | None = None  # what commands read now, if it is known
     ended_on: int = 0  # the line of the `exit` that ended it; 0 if none did
     paths: Mapping[str, str] = field(default_factory=dict)  # the other scripts by path, which may share a name
+
+    def __post_init__(self) -> None:
+        """Give expansions the output of commands that are followed."""
+        self.variables.output_of = self.output_of
 
     def follow(self, text: str, depth: int = 0) -> None:
         """Follow a script. Raises ShellFault."""
@@ -56,6 +75,45 @@ class Script:
             self.variables.values.setdefault(name, value)
         self.variables.values.setdefault("#", "0")
         FollowedText(self, ShellReader(text).read(), depth).all()
+
+    def output_of(self, text: str) -> str | None:
+        """Output of the commands of an expansion, without the ends of the last lines; None if it is unknown."""
+        state = (dict(self.functions), dict(self.written), dict(self.files), dict(self.batch))
+        num_commands, num_notes, ended_on = len(self.commands), len(self.notes), self.ended_on
+        is_known, succeeds = self.level < _MOST_LEVELS, None
+        with self.apart(), self.printing(Printed()) as printed:
+            try:
+                if is_known:
+                    succeeds = FollowedText(self, ShellReader(text).read(), self.level + 1).all()
+            except ShellFault:  # asked for if a setting depends on it
+                is_known = False
+            # What is noted in it is taken as most have it, and what is started prints what nobody knows.
+            is_known = is_known and (len(self.commands), len(self.notes)) == (num_commands, num_notes)
+        self.functions, self.written, self.files, self.batch = state
+        del self.commands[num_commands:], self.notes[num_notes:]
+        self.ended_on = ended_on
+        if not is_known or printed.text is None:
+            return None
+        self.variables.substituted = succeeds
+        return printed.text.rstrip("\n")
+
+    @contextmanager
+    def printing(self, printed: Printed | None) -> Iterator[Printed]:
+        """Keep what commands print."""
+        outer, self.printed = self.printed, printed
+        try:
+            yield printed or Printed()
+        finally:
+            self.printed = outer
+
+    @contextmanager
+    def reading(self, given: Given | None) -> Iterator[None]:
+        """Have a text that commands read; None if it is unknown."""
+        outer, self.given = self.given, given
+        try:
+            yield
+        finally:
+            self.given = outer
 
     def script_text(self, word: str) -> str:
         """The text of the script that a word names; of several with its name, the one whose path ends most like it."""
@@ -72,8 +130,12 @@ class Script:
 
     def write(self, path: str, text: str, appends: bool) -> None:
         """Keep the text that the script writes into a file, which it may start or name afterwards."""
+        if path.startswith("/dev/"):
+            return
         before = self.written.get(path, "") if appends else ""
-        self.written[path] = before + ("\n" if before and not before.endswith("\n") else "") + text
+        between = "\n" if before and not before.endswith("\n") and path not in self.unended else ""
+        self.written[path] = before + between + text.removesuffix("\n")
+        self.unended = self.unended - {path} if text.endswith("\n") else self.unended | {path}
         name = PurePath(path).name
         suffix = PurePath(path).suffix.lower()
         if name and (suffix in _SCRIPTS or (suffix not in _NO_SCRIPTS and not unknown_names(name))):
@@ -110,18 +172,20 @@ class Script:
         finally:
             self.variables.return_to(state)
 
-    def call(self, function: SkippedPart, depth: int, arguments: Sequence[str]) -> bool:
-        """Follow the body of a function. True if it ends the script. Raises ShellFault."""
+    def call(self, function: SkippedPart, depth: int, arguments: Sequence[str] | None) -> Called:
+        """Follow the body of a function with arguments; None for those of the script, which nobody gave. Raises
+        ShellFault."""
         if depth > _MOST_LEVELS:
             self.doubt(function)
-            return False
-        outer = dict(self.variables.values)
-        with self._arguments(arguments):
-            body = FollowedText(self, function.body, depth)
-            body.all()
+            return Called()
+        outer, num_doubts, num_notes = dict(self.variables.values), self.num_doubts, len(self.notes)
+        with self.variables.arguments(arguments) if arguments is not None else nullcontext():
+            body = FollowedText(self, function.body, depth, is_function=True)
+            succeeds = body.all()
         for name in body.local_names:
             self.variables.restore(name, outer)
-        return body.ended and not body.returned
+        is_known = (self.num_doubts, len(self.notes)) == (num_doubts, num_notes)
+        return Called(body.ended and not body.returned, succeeds if is_known else None, body.is_aborted)
 
     @contextmanager
     def _arguments(self, words: Sequence[str]) -> Iterator[None]:
@@ -152,7 +216,10 @@ class Script:
         self.count_steps(len(self.variables.values) // _COPIED_IN_A_STEP)
 
     def doubt(self, part: SkippedPart) -> None:
-        """Make unknown what a skipped part would set, and what the functions that it calls would set."""
+        """Make unknown what a skipped part would set and print, and what the functions that it calls would set."""
+        self.num_doubts += 1
+        if self.printed is not None:
+            self.printed.write(None)
         parts, seen = [part], set[str]()
         while parts:
             skipped = parts.pop()

@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.interchange.reading.shell_arithmetic import changed_names
-from shardwright.interchange.reading.shell_words import Token
+from shardwright.interchange.reading.shell_words import Token, WordPiece
 
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
 READING = ("read", "mapfile", "readarray", "getopts")
 LOCAL = ("local", "declare", "typeset")  # what a function declares so ends with it
+CASE_OPTION = " nocasematch"  # the name of a value that no variable has: "1" if letters of another case fit
 _DEFAULTED = re.compile(r"^([A-Za-z_]\w*):?=")
-_ELEMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\[([^\]]+)\]")
+_ELEMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\[")
+_ELEMENT_END = re.compile(r"\]\+?=")
 
 
 @dataclass
@@ -63,15 +65,46 @@ class SkippedPart:
 
 
 def assigned(token: Token) -> tuple[str, bool] | None:
-    """The name that a word such as NAME=VALUE assigns, and True for NAME+=VALUE; None if it is no assignment."""
+    """The name that a word such as NAME=VALUE assigns, and True for NAME+=VALUE and for an element of an array; None if
+    it is no assignment."""
     if not token.pieces or token.pieces[0].kind != "text" or token.pieces[0].quoted:
         return None
+    if element := assigned_element(token):
+        return element.name, True
     name, equals, _ = token.pieces[0].text.partition("=")
     appends = name.endswith("+")
     name = name.removesuffix("+")
-    if name.endswith("]"):  # an element of an array
-        return (element[1], True) if equals and (element := _ELEMENT.fullmatch(name)) else None
     return (name, appends) if equals and is_name(name) else None
+
+
+@dataclass(frozen=True)
+class AssignedElement:
+    """An assignment NAME[INDEX]=VALUE, or NAME[INDEX]+=VALUE, by the pieces of its words."""
+
+    name: str
+    index: tuple[WordPiece, ...]
+    value: tuple[WordPiece, ...]
+    appends: bool
+
+
+def assigned_element(token: Token) -> AssignedElement | None:
+    """The element of an array that a word assigns; None if it assigns none."""
+    first = token.pieces[0]
+    begin = _ELEMENT.match(first.text) if first.kind == "text" and not first.quoted else None
+    if begin is None:
+        return None
+    inside: list[WordPiece] = []
+    for place, piece in enumerate(token.pieces):
+        text = piece.text[begin.end() :] if place == 0 else piece.text
+        end = _ELEMENT_END.search(text) if piece.kind == "text" and not piece.quoted else None
+        if end is None:
+            inside.append(WordPiece(piece.kind, text, piece.quoted))
+            continue
+        inside.append(WordPiece("text", text[: end.start()], False))
+        value = (WordPiece("text", text[end.end() :], False), *token.pieces[place + 1 :])
+        is_empty = not any(one.text for one in inside)
+        return None if is_empty else AssignedElement(begin[1], tuple(inside), value, "+" in end[0])
+    return None
 
 
 def _begins_with(token: Token, name: str) -> bool:
@@ -79,12 +112,6 @@ def _begins_with(token: Token, name: str) -> bool:
     first, *others = token.pieces
     second = next((piece for piece in others if piece.text), None)
     return first.text == f"{name}=" and second is not None and (second.kind, second.text) == ("variable", name)
-
-
-def element_index(token: Token) -> str:
-    """The index that a word such as NAME[INDEX]=VALUE assigns to; empty if it assigns no element."""
-    element = _ELEMENT.match(token.pieces[0].text)
-    return element[2] if element and token.pieces[0].text[element.end() :].startswith(("=", "+=")) else ""
 
 
 def names_of(tokens: Sequence[Token]) -> list[str]:
@@ -118,6 +145,8 @@ def names_changed(words: Sequence[Token]) -> list[str]:
     first = texts[0] if texts else ""
     if first == "let":
         names += [name for text in texts[1:] for name in changed_names(text)]
+    if first == "shopt" and "nocasematch" in texts:
+        names.append(CASE_OPTION)
     if first == "printf" and texts[1:2] == ["-v"]:
         names += texts[2:3]
     if first in DECLARING:

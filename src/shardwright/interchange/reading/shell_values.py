@@ -5,11 +5,11 @@ if a setting with an effect depends on it.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from shardwright.config.fault_gathering_reader import whole
+from shardwright.config.fault_gathering_reader import signed
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_arithmetic import (
     Arithmetic,
@@ -17,18 +17,27 @@ from shardwright.interchange.reading.shell_arithmetic import (
     UnreadExpressionError,
     changed_names,
 )
+from shardwright.interchange.reading.shell_arrays import Value, appended, as_list, check_length, element
+from shardwright.interchange.reading.shell_braces import braced
 from shardwright.interchange.reading.shell_expansions import changed_items, changed_text, split_index
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, readable, unknown_names
-from shardwright.interchange.reading.shell_outputs import COUNTS_NODES, output_of
+from shardwright.interchange.reading.shell_outputs import COUNTS_NODES
 from shardwright.interchange.reading.shell_reading import parts_of
-from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token, WordPiece, document_token
-
-Value = str | list[str] | dict[str, str]  # a word, an array, an associative array
+from shardwright.interchange.reading.shell_skipped import CASE_OPTION
+from shardwright.interchange.reading.shell_words import (
+    ShellFault,
+    ShellReader,
+    Token,
+    WordPiece,
+    document_token,
+    pieces_of,
+)
 
 _ELEMENT = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)  # of an associative array
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
+_WORD = re.compile(r"[A-Za-z_]\w*")
 _SIGN = re.compile(r"[*?\[]")  # of a pattern
-_MOST_TEXT, _MOST_LEVELS = 1 << 20, 12
+_MOST_LEVELS = 12
 
 
 @dataclass
@@ -43,7 +52,10 @@ class Variables:
     integers: set[str] = field(default_factory=set)  # names that `declare -i` has made numbers
     kept: frozenset[str] = frozenset()  # names whose values `readonly` has made final
     changed: set[str] = field(default_factory=set)  # names whose values change as they are assigned, by `declare -u`
+    associative: set[str] = field(default_factory=set)  # names of arrays whose indices are words, by `declare -A`
     num_shifted: int = 0  # arguments that nobody gave, and that `shift` has passed
+    substituted: bool | None = True  # if the last command whose output is a part of a word has succeeded
+    output_of: Callable[[str], str | None] = lambda text: None  # the output of commands; None if it is unknown
 
     def leave_empty(self, names: Collection[str]) -> None:
         """Have variables empty that a branch would have set to options and that nobody else has: it does not run."""
@@ -53,7 +65,7 @@ class Variables:
 
     def is_made(self, name: str) -> bool:
         """True if the script itself makes an unknown value; False if it comes from the environment."""
-        return name in self.values or name in self.expansions
+        return name in self.values or name in self.expansions or name == "?"
 
     @property
     def has_arguments(self) -> bool:
@@ -93,9 +105,15 @@ class Variables:
         value = self.values.get("IFS")
         return value if isinstance(value, str) and not unknown_names(value) else None
 
+    @property
+    def ignores_case(self) -> bool | None:
+        """True if letters of another case fit a pattern, by `shopt -s nocasematch`; None if that is unknown."""
+        value = self.values.get(CASE_OPTION, "")
+        return None if not isinstance(value, str) or unknown_names(value) else value == "1"
+
     def texts(self) -> dict[str, str]:
         """The variables that are no arrays."""
-        return {name: value for name, value in self.values.items() if isinstance(value, str)}
+        return {name: value for name, value in self.values.items() if isinstance(value, str) and name != CASE_OPTION}
 
     def state(self) -> tuple[dict[str, Value], frozenset[str]]:
         """All values, and the names of those that are final: what a shell of its own does not change outside."""
@@ -120,8 +138,8 @@ class Variables:
         value = mark(name) if name in self.changed else value
         old = self.values.get(name)
         if appends and old is not None:
-            value = _appended(old, value)
-        _check(len(value) if isinstance(value, str) else sum(map(len, value)))
+            value = appended(old, value)
+        check_length(len(value) if isinstance(value, str) else sum(map(len, value)))
         self.values[name] = value
 
     def put_items(self, name: str, items: list[str], appends: bool) -> None:
@@ -134,17 +152,32 @@ class Variables:
     def put_element(self, name: str, index: str, value: str, appends: bool = False) -> None:
         """Set one element of an array, or append to it."""
         old = self.values.get(name)
-        before = _element(old, index) if appends and old is not None else None
-        value = before + value if isinstance(before, str) else value
-        position = whole(index)
         if name in self.fixed or name in self.kept:
             return
-        if isinstance(old, list) and position is not None and position < len(old):
-            self.values[name] = [*old[:position], value, *old[position + 1 :]]
+        index = self.place_in(name, index)
+        if unknown_names(index):
+            self.doubt(name, appends=False)
+            return
+        before = element(old, index) if appends and old is not None else None
+        value = before + value if isinstance(before, str) else value
+        old = [old] if isinstance(old, str) and not unknown_names(old) and name not in self.associative else old
+        position = signed(index)
+        if isinstance(old, list) and position is not None and -len(old) <= position < len(old):
+            self.values[name] = [*old[: position % len(old)], value, *old[position % len(old) + 1 :]]
         elif isinstance(old, list) and position == len(old):
             self.values[name] = [*old, value]
+        elif isinstance(old, str) or (isinstance(old, list) and old) or (position or 0) < 0:
+            self.doubt(name, appends=False)  # an array with a gap, or with an unknown beginning
         else:
             self.put(name, (old if isinstance(old, dict) else {}) | {index: value})
+
+    def place_in(self, name: str, index: str, depth: int = 0) -> str:
+        """The place of an element of an array, by its expanded index: a key, or the value of an expression."""
+        value = self.values.get(name)
+        if name in self.associative or (isinstance(value, dict) and index in value) or signed(index) is not None:
+            return index
+        is_expression = all(part in self.values for part in _WORD.findall(index)) or unknown_names(index)
+        return self.arithmetic(index, depth) if is_expression else index
 
     def doubt(self, name: str, appends: bool) -> None:
         """Make the value of a variable unknown, or append an unknown value to it."""
@@ -167,6 +200,10 @@ class Variables:
 
     def words_of(self, token: Token, depth: int = 0) -> list[str]:
         """The expanded words of a token. Unquoted expansions are split at blanks; "$@" without arguments is no word."""
+        return [word for one in braced(token) for word in self._split_words(one, depth)]
+
+    def _split_words(self, token: Token, depth: int) -> list[str]:
+        """The expanded words of a token without lists in braces."""
         words: list[str] = []
         current: str | None = None
         can_vanish = False
@@ -194,7 +231,7 @@ class Variables:
                 if parts and text[-1:] in blanks:
                     words.append(current or "")
                     current = None
-            _check(sum(map(len, words)) + len(current or ""))
+            check_length(sum(map(len, words)) + len(current or ""))
         if current is not None and not (can_vanish and not current):
             words.append(current)
         return words
@@ -202,7 +239,7 @@ class Variables:
     def text_of(self, token: Token, depth: int = 0) -> str:
         """The expanded token as one text, as in an assignment."""
         joined = "".join(" ".join(text for text, _ in self._values(piece, depth)) for piece in token.pieces)
-        _check(len(joined))
+        check_length(len(joined))
         return joined
 
     def pattern_of(self, token: Token) -> str:
@@ -238,31 +275,31 @@ class Variables:
             return "."
         if COUNTS_NODES.search(text) and isinstance(nodes := self.values.get("SLURM_NNODES"), str):
             return nodes
-        try:
-            output = output_of(text, lambda token: self.words_of(token, depth + 1))
-        except ShellFault:  # asked for if a setting depends on it
-            output = None
+        self.substituted = None
+        output = self.output_of(text)
         return self.unfollowed(f"({' '.join(text.split())})") if output is None else output
 
     def _variable(self, text: str, quoted: bool, depth: int) -> list[str]:
         if text[:1] in ("#", "!") and len(text) > 1:
-            return self._counted(text) if text[0] == "#" else self._indirect(text, quoted, depth)
+            return self._counted(text, depth) if text[0] == "#" else self._indirect(text, quoted, depth)
         name_match = _NAME.match(text)
         if not name_match:
             return [self.unfollowed(f"{{{text}}}")]
         name, modifier = name_match[0], text[name_match.end() :]
         value = self._value_of(name)
         name = str(int(name) + self.num_shifted) if self._is_passed(name) else name
-        if name in ("@", "*") and value is None:  # the script has no arguments
+        if name in ("@", "*") and value is None and not modifier:  # the script has no arguments
             return [""] if name == "*" and quoted else []
         if name == "*" and quoted and isinstance(value, list):
             value = self._joined(value)
-        is_chosen = modifier.startswith("[")
+        is_chosen, unset = modifier.startswith("["), mark(name)
         if is_chosen:
             # An array is given from outside as one text.
             value = value.split() if isinstance(value, str) and name in self.fixed else value
             index, modifier = split_index(modifier)
-            value = _element(value, self._expanded(index, depth) if "$" in index else index.strip("'\""))
+            is_whole = isinstance(value, dict) or (isinstance(value, list) and not any(map(UNKNOWN.fullmatch, value)))
+            unset = "" if is_whole else unset  # an array has no such element
+            value = self._chosen(name, value, index, depth)
             value = self._joined(value) if index == "*" and quoted and isinstance(value, list) else value
         is_empty = value is None or (modifier.startswith(":") and value in ("", []))
         sign, word = (modifier[:2], modifier[2:]) if modifier.startswith(":") else (modifier[:1], modifier[1:])
@@ -270,27 +307,40 @@ class Variables:
         if isinstance(value, list) and name not in ("@", "*") and not is_chosen:  # a name alone is the first element
             value = value[0] if value else None if modifier else ""
         if not modifier:
-            return _as_list(value if value is not None else mark(name))
+            return as_list(value if value is not None else unset)
         if kind in ("-", "="):
             if not is_empty:
-                return _as_list(value)
-            default = self.with_own_mark(name, self._expanded(word, depth))
-            self.defaulted.setdefault(name, readable(default))
+                return as_list(value)
+            default = self.with_own_mark(name, self._expanded(word, depth, keeps_quotes=quoted))
+            if name not in ("@", "*"):
+                self.defaulted.setdefault(name, readable(default))
             if kind == "=" and name.isidentifier():
                 self.put(name, default)
             return [default]
         if kind == "+":
-            return [""] if is_empty else [self._expanded(word, depth)]
+            return [""] if is_empty else [self._expanded(word, depth, keeps_quotes=quoted)]
         if kind == "?":
-            return _as_list(mark(name) if is_empty else value)
-        if value is None:
-            return [mark(name)]
+            return as_list(mark(name) if is_empty else value)
+        value = unset if value is None else value
+        if value == mark(name):
+            return [value]
+        if is_chosen and value == [mark(name)]:  # an array that is unknown
+            return [self.unfollowed(f"{{{text}}}")]
         if isinstance(value, list) and modifier.startswith(":"):  # ${NAME[@]:FROM:LENGTH} are elements
             items = value if name not in ("@", "*") else [mark("0"), *value]
             sliced = changed_items(items, modifier, lambda inner: self._expanded(inner, depth))
             return [self.unfollowed(f"{{{text}}}")] if sliced is None else sliced
-        known = [changed_text(item, modifier, lambda inner: self._expanded(inner, depth)) for item in _as_list(value)]
+        if modifier.startswith("/") and self.ignores_case is not False:
+            return [self.unfollowed(f"{{{text}}}")]
+        known = [changed_text(item, modifier, lambda inner: self._expanded(inner, depth)) for item in as_list(value)]
         return known if None not in known else [self.unfollowed(f"{{{text}}}")]  # type: ignore[return-value]
+
+    def _chosen(self, name: str, value: Value | None, index: str, depth: int) -> Value | None:
+        """The element of an array at an index, or all of them."""
+        if index in ("@", "*") or value is None:
+            return element(value, index)
+        place = self.place_in(name, self._expanded(index, depth) if "$" in index else index.strip("'\""), depth + 1)
+        return mark(unknown_names(place)[0]) if unknown_names(place) else element(value, place)
 
     def _joined(self, values: list[str]) -> str:
         """The text of "${NAME[*]}": its elements with the first separator between them."""
@@ -307,13 +357,15 @@ class Variables:
         """True if the name of an unknown argument counts from those that `shift` has left."""
         return name.isdecimal() and int(name[:9]) > 0 and self.num_shifted > 0 and not self.has_arguments
 
-    def _counted(self, text: str) -> list[str]:
+    def _counted(self, text: str, depth: int) -> list[str]:
         """The length of ${#NAME}, or the number of elements of ${#NAME[@]}."""
         name, _, index = text[1:].partition("[")
         value = self.values.get(name)
+        if value is not None and index not in ("@]", "*]"):
+            value = (self._variable(text[1:], True, depth) or [""])[0]
         if value is None or (isinstance(value, str) and unknown_names(value)):
             return [self.unfollowed(f"{{{text}}}")]
-        return [str(len(value if index or isinstance(value, str) else _as_list(value)[0]))]
+        return [str(1 if isinstance(value, str) and index in ("@]", "*]") else len(value))]
 
     def _indirect(self, text: str, quoted: bool, depth: int) -> list[str]:
         """The value of the variable that ${!NAME} names, or the indices of ${!NAME[@]}."""
@@ -325,9 +377,8 @@ class Variables:
             return [self.unfollowed(f"{{{text}}}")]
         return self._variable(value, quoted, depth + 1)
 
-    def _expanded(self, text: str, depth: int) -> str:
-        tokens = [token for token in ShellReader(text).read() if not token.operator]
-        return " ".join(self.text_of(token, depth + 1) for token in tokens)
+    def _expanded(self, text: str, depth: int, keeps_quotes: bool = False) -> str:
+        return self.text_of(ShellReader(text).word(keeps_quotes), depth + 1)
 
     def arithmetic(self, text: str, depth: int = 0) -> str:
         """The value of $(( )): a whole number as text; a mark if a name in it is unknown."""
@@ -335,10 +386,8 @@ class Variables:
             for name in names:
                 self.doubt(name, appends=False)
             return self.unfollowed(f"(({text.strip()}))")
-        plain = "".join(
-            " ".join(piece_text for piece_text, _ in self._values(piece, depth + 1)) if piece else " "
-            for piece in _pieces_of(text)
-        )
+        values = (self._values(piece, depth + 1) for piece in pieces_of(text))
+        plain = "".join(" ".join(text for text, _ in texts) for texts in values)
         if names := unknown_names(plain):
             return mark(names[0])
         try:
@@ -348,46 +397,3 @@ class Variables:
             return mark(names[0] if names else error.name)
         except UnreadExpressionError:  # asked for if a setting depends on it
             return self.unfollowed(f"(({text.strip()}))")
-
-
-def _pieces_of(text: str) -> Iterator[WordPiece | None]:
-    """The pieces of an arithmetic expression, in which brackets and comparisons are no operators of the shell."""
-    reader = ShellReader(text)
-    while reader.at < len(text):
-        if text[reader.at] in "$`":
-            yield reader.expansion(quoted=True)
-        else:
-            yield WordPiece("text", text[reader.at], True)
-            reader.at += 1
-
-
-def _appended(old: Value, value: Value) -> Value:
-    """A value behind another one. Keys and plain words are never in one array."""
-    if isinstance(old, dict) or isinstance(value, dict):
-        return old | value if isinstance(old, dict) and isinstance(value, dict) else value
-    if isinstance(old, str):
-        return old + value if isinstance(value, str) else [old, *value]
-    return [(old or [""])[0] + value, *old[1:]] if isinstance(value, str) else old + value
-
-
-def _element(value: Value | None, index: str) -> Value | None:
-    if value is None:
-        return [] if index in ("@", "*") else None
-    if isinstance(value, dict):
-        return value.get(index) if index not in ("@", "*") else [*value.values()]
-    values = [value] if isinstance(value, str) else value
-    if index in ("@", "*"):
-        return values
-    position = whole(index)
-    return values[position] if position is not None and position < len(values) else None
-
-
-def _as_list(value: Value | None) -> list[str]:
-    return [*value.values()] if isinstance(value, dict) else list(value) if isinstance(value, list) else [value or ""]
-
-
-def _check(length: int) -> None:
-    if length > _MOST_TEXT:
-        raise ShellFault(
-            say("a word of more than {most:,} characters; check that it is the launch script", most=_MOST_TEXT)
-        )

@@ -5,6 +5,7 @@ output of a command), each quoted or not. shell_values.py gives the expansions t
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.config.fault_gathering_reader import whole
@@ -16,6 +17,8 @@ OPERATORS = ("&&", "||", ";;&", ";;", ";&", "<<<", "<<-", "<<", ">>", ">&", "<&"
 _ENDS_WORD = " \t\r\n;&|<>()"
 _BEFORE_COMMANDS = ("if", "elif", "while", "until", "then", "else", "do", "!", "{")
 _MOST_WORDS = 100_000
+_CASE = re.compile(r"case(?=\s)|esac(?![\w-])")
+_BEFORE_CASE = re.compile(r"(?:^|[\n;&|(]|\b(?:then|do|else))\s*\Z")
 # Brackets of expansions and their kinds; $[ ] is the older form of $(( )).
 _BRACKETS = (
     ("$((", "))", "arithmetic"),
@@ -59,13 +62,14 @@ class WordPiece:
 @dataclass(frozen=True)
 class Token:
     """A word of pieces, or an operator. `document` is the text of a here-document, whose words are expanded if
-    `expands`: its end marker is not quoted."""
+    `expands`: its end marker is not quoted. `descriptor` is the number before a redirection: 2 in 2>log."""
 
     line: int
     operator: str = ""
     pieces: tuple[WordPiece, ...] = ()
     document: str | None = None
     expands: bool = False
+    descriptor: str = ""
 
     @property
     def plain(self) -> str:
@@ -126,8 +130,7 @@ class ShellReader:
     def _operator(self, sign: str) -> None:
         if sign == "((" and not (self._begins_command() or self.tokens[-1].plain == "for"):
             sign = "("
-        if sign[0] in "<>" and self._is_descriptor():
-            self.tokens.pop()
+        descriptor = self.tokens.pop().plain if sign[0] in "<>" and self._is_descriptor() else ""
         self.at += len(sign)
         if sign == "((":
             end = self.text.find("))", self.at)
@@ -135,7 +138,7 @@ class ShellReader:
             self.tokens.append(Token(self.line, pieces=(WordPiece("arithmetic", self.text[self.at : end], True),)))
             self.at = end + 2
             return
-        self.tokens.append(Token(self.line, operator=sign))
+        self.tokens.append(Token(self.line, operator=sign, descriptor=descriptor))
         if sign == "\n":
             self.line += 1
             self._read_documents()
@@ -162,6 +165,19 @@ class ShellReader:
             self._documents.append(
                 (len(self.tokens) - 1, previous_operator == "<<-", any(piece.quoted for piece in pieces))
             )
+
+    def word(self, keeps_quotes: bool = False) -> Token:
+        """Read all of the text as one word, in which blanks and operators are text; single quotes, too, if
+        `keeps_quotes`. Raises ShellFault."""
+        line, pieces = self.line, list[WordPiece]()
+        while self.at < len(self.text):
+            char = self.text[self.at]
+            if char in _ENDS_WORD or (keeps_quotes and char == "'"):
+                pieces.append(WordPiece("text", char, False))
+                self.at += 1
+            else:
+                pieces += self._piece()
+        return Token(line, pieces=tuple(pieces))
 
     def _piece(self) -> list[WordPiece]:
         char = self.text[self.at]
@@ -252,8 +268,17 @@ class ShellReader:
         self.at = begin
         if closing == "))":
             depth = 2
+        cases: list[int] = []  # how deep the commands `case` are whose patterns end with a bracket of their own
         while self.at < len(self.text):
             char = self.text[self.at]
+            if closing == ")" and char in "ce" and (word := _CASE.match(self.text, self.at)):
+                if word[0] == "case" and _BEFORE_CASE.search(self.text[max(begin, self.at - 20) : self.at]):
+                    cases.append(depth)
+                if word[0] == "esac" and cases and not self.text[self.at - 1].isalnum():
+                    cases.pop()
+            if char == ")" and cases and cases[-1] == depth:
+                self.at += 1
+                continue
             if closing == ")" and char in "'\"":  # a bracket within quotes is text
                 self._pass_quoted(char)
                 continue
@@ -289,6 +314,17 @@ class ShellReader:
                 token.line, pieces=token.pieces, document="\n".join(lines), expands=not is_quoted
             )
         self._documents = []
+
+
+def pieces_of(text: str) -> Iterator[WordPiece]:
+    """The pieces of an arithmetic expression, in which brackets and comparisons are no operators of the shell."""
+    reader = ShellReader(text)
+    while reader.at < len(text):
+        if text[reader.at] in "$`":
+            yield reader.expansion(quoted=True)
+        else:
+            yield WordPiece("text", text[reader.at], True)
+            reader.at += 1
 
 
 def document_token(text: str, expands: bool = True) -> Token:

@@ -26,6 +26,7 @@ from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_experts import EXPERTS, FURTHER, MTP, OVER_EXPERTS
 from shardwright.interchange.systems.megatron_forks import OF_FORKS, with_defaults_of_fork
 from shardwright.interchange.systems.megatron_model import LATENT, LENGTH, MODEL, REQUIRED, SHAPE
+from shardwright.interchange.systems.megatron_older import notes_of_forks
 from shardwright.interchange.systems.megatron_plan import PLAN, WORLD
 from shardwright.interchange.systems.megatron_run import run_words
 from shardwright.interchange.systems.megatron_training import TRAINING
@@ -82,7 +83,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         setting = settings.setting_text("task")
         settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
     programs = (command.program, settings.text("train-mode"))  # a module's last part is its program
-    settings.notes += taken_for_gpt(command.program)
+    settings.notes += [*taken_for_gpt(command.program), *notes_of_forks(command.settings)]
     settings.faults += [fault for fault in map(program_fault, programs) if fault]
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
     _read_engine(settings, texts, command.written)

@@ -87,6 +87,7 @@ FLAG_CHANGES = {
     "dropout": ("1", "dropout"),
     "fused_loss": ("0", "plain-loss"),
     "split_inputs": ("1", "split-inputs"),
+    "no_sync": ("1", "whole-gradients"),
 }
 _SOON = 12  # months in which software may have been in use before its description says so
 
