@@ -95,6 +95,8 @@ def test_a_step_is_drawn_whole() -> None:
     assert tail["optimizer"] == pytest.approx(float(step.optimizer))
     assert "data" not in tail  # gradients are reduced beside the actions, where they are drawn
     assert drawing.axes == {"tp": 8, "cp": 1, "dp": 8}
+    measured = drawing.performed(drawing.times)
+    assert measured.bubble_share == pytest.approx(float(step.bubble) / drawing.times.makespan)
 
 
 def test_blocks_say_the_communication_within_them() -> None:

@@ -1,7 +1,7 @@
 // The timeline of a step, drawn by painter.js and page.js; beside it, on the same scale, that of the plan that is kept
 // beside, or another one with a `caption`. A lane is a pipeline rank, or each of its tensor ranks, or each replica of it.
 import { byId, element, fill } from "./dom.js";
-import { SEMICOLON } from "./say.js";
+import { SEMICOLON, sentence } from "./say.js";
 import { TEXTS } from "./texts.js";
 import { shareText } from "./units.js";
 
@@ -18,7 +18,7 @@ export function showTimeline(timeline, beside) {
   listening = new AbortController();
   byId("tip").hidden = true;
   if (!timeline || timeline.undrawn) {
-    fill("timeline", "", element("p", { class: "quiet" }, timeline?.undrawn || ""));
+    fill("timeline", "", element("p", { class: "quiet" }, timeline?.undrawn ? sentence(timeline.undrawn) : ""));
     return;
   }
   const isPair = beside && !beside.undrawn && beside.unit === timeline.unit;

@@ -45,8 +45,8 @@ class StepDrawing:
 
     @property
     def bubble_share(self) -> float:
-        """The predicted bubble as a share of the step."""
-        length = self.drawn.step_s if self.drawn.is_seconds else self.times.makespan
+        """The predicted bubble as a share of the step, or of its actions where only their times are known."""
+        length = (self.drawn.is_seconds and self.drawn.step_s) or self.times.makespan
         return self.drawn.bubble / length if length else 0.0
 
     @property
