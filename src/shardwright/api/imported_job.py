@@ -14,19 +14,19 @@ from shardwright.interchange.recognised import DATA, JOB, SCRIPTS, system_name_o
 from shardwright.interchange.system import SOURCES
 
 
-def system_and_files(words: tuple[str, ...], named: str = "") -> tuple[str, tuple[str, ...]]:
+def system_and_files(words: tuple[str, ...], chosen: str = "") -> tuple[str, tuple[str, ...]]:
     """The system that --from or the first word names, else that of the first file; and the files. Raises PlanError."""
     first, *others = words
     is_system = first in SOURCES and bool(others) and not Path(first).exists()
-    if named and is_system and first != named:
+    if chosen and is_system and first != chosen:
         fault = say(
             "two systems are named, {first} before the files and {named} by --from; name one of them",
             first=first,
-            named=named,
+            named=chosen,
         )
         raise PlanError(first, [fault])
-    if named:
-        return named, tuple(others) if is_system else words
+    if chosen:
+        return chosen, tuple(others) if is_system else words
     if first in SOURCES and others:
         return first, tuple(others)
     kind = say("launch script or configuration")

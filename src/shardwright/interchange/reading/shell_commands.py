@@ -62,6 +62,11 @@ _SCRIPT_OPTIONS = ("-c", "-lc", "-xc", "-ec", "-ic", "-lic", "--wrap")  # of a s
 _SUBMITTED = re.compile(r"\s*(?:\w+=\S*\s+){0,8}(?:[\w./-]*/)?(?:sbatch|qsub|bsub|torchrun|deepspeed|accelerate)\s")
 _BEFORE = ("time", "command", "builtin")  # words before a command, which runs as without them
 _SOURCING = ("source", ".")
+# Names of files that set variables of a job, other than those that prepare a shell.
+_OF_SETTINGS = re.compile(
+    r"(?i)^(?!.*(?:set_?env|setup|activate|init))(?:.*[._-])?(?:env|config|conf|param|arg|argument|setting|var|variable|common|hparam|option)s?"
+    r"(?:[._-]|$)"
+)
 _HOOKS = re.compile("conda|mamba|hook|ssh-agent|modulecmd|brew|env_init")  # commands that prepare a shell
 
 
@@ -316,10 +321,15 @@ class CommandEffects(CommandTexts):
             return called.succeeds
         if name in ("sbatch", "srun", "salloc"):
             script.batch_options([part for word in words for part in word.split("=", 1)])
+        if name == "sed" and any(word.startswith(("-i", "--in-place")) for word in words):
+            self.change_in_place(line, words)
+        if name in ("cp", "mv", "yq") and len(words) > 2 and (name != "yq" or "-i" in words):
+            text = script.text_of_file(words[-2]) if name != "yq" and len(words) == 3 else None
+            if text is not None:
+                script.write(words[-1], text, appends=False)
+            elif name == "yq" or PurePath(words[-2]).name != PurePath(words[-1]).name:
+                script.lose(line, words[-1])
         if name in _OF_FILES:
-            changed = [word for word in words if script.has_script(word)]
-            if name == "sed" and any(word.startswith(("-i", "--in-place")) for word in words):
-                script.change(line, changed, words)
             return None
         return self._started(line, words, script)
 
@@ -343,6 +353,8 @@ class CommandEffects(CommandTexts):
                     script.start(text, self.depth + 1, arguments)
         elif is_sourced:
             self.note_unread(line, words)
+            if len(words) > 1 and not words[1].startswith("/") and _OF_SETTINGS.search(PurePath(words[1]).name):
+                script.doubt_all()
         else:
             return self._other_command(line, words, script)
         return True
