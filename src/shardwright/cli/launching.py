@@ -64,7 +64,7 @@ def launch(
     """Write what starts JOB on its cluster: a script for Slurm, a manifest for Kubernetes, or torchrun's command lines.
 
     Nodes and ranks follow from the cluster and the plan, restarts and saving from [run] and [checkpoint], what NCCL is
-    told of the links from [cluster.network]. What nobody has said is said on standard error.
+    told of the links from [cluster.network]. Notes on standard error tell what nobody has stated.
     """
     from shardwright.report.launch.launch_options import LaunchOptions
 

@@ -7,7 +7,7 @@ from shardwright.config.base import shortened
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.settings import Flat, Settings
 
-# What a program trains -> words of its name.
+# The kind of training of a program -> words of its name.
 _OTHERS: Mapping[str, tuple[str, ...]] = {
     say("an encoder (BERT)"): ("bert", "mlm", "roberta", "electra", "glue", "ner", "swag", "biencoder", "qa"),
     say("an encoder and a decoder (T5)"): (
