@@ -1,4 +1,4 @@
-"""What each stage of ZeRO saves a rank, and what it costs: memory and seconds of one job under four plans. No torch.
+"""Savings of each stage of ZeRO for a rank, and their cost: memory and seconds of one job under four plans. No torch.
 
 python examples/which_zero.py
 """
