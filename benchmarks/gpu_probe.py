@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/gpu_probe.py          # make gpu-probe: on the first CUDA device, a minute
     .venv/bin/python benchmarks/gpu_probe.py --dry    # on tensors without memory: that all calls are as torch has them
 
-What raises is a line too, and the next question is asked.
+An error is a line too, and the next question is asked.
 """
 
 import argparse

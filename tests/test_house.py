@@ -162,14 +162,14 @@ def test_a_docstring_stands_by_itself() -> None:
 
 
 # A sentence that begins so hides its subject. Questions may, for they end with their mark.
-WITHOUT_SUBJECT = re.compile(r"(?:^|[.:!?] )((?:What|Whether|That of|Those of)\b[^.?]*(?:[.?]|$))")
+WITHOUT_SUBJECT = re.compile(r"(?:^|[.:!?][)'`]? |[-*] |\()((?:What|Whether|That of|Those of)\b[^.?]*(?:[.?]|$))")
 
 
 def prose_of(source: str) -> Iterator[str]:
-    """The docstrings of a file, with all other strings that are statements, and each line of its comments."""
+    """The paragraphs of a file's docstrings and of other strings that are statements, and the lines of its comments."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value
+            yield from re.split(r"\n\s*\n", node.value.value)
     for token in tokenize.generate_tokens(StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.string.lstrip("#:")
@@ -197,6 +197,7 @@ def test_a_sentence_begins_with_its_subject() -> None:
     [
         ('"""What it holds."""', ["What it holds."]), ('x = 1\n"""A number. Those of\n    two."""', ["Those of two."]),
         ("x = 1  # Whether it is one", ["Whether it is one"]), ("# It is. That of x is not.", ["That of x is not."]),
+        ('"""A file.\n\n    use it\n\nWhat is not there is made.\n"""', ["What is not there is made."]),
         ('"""What is it? A number."""', []), ('x = "What it holds."  # Whatever it is, what it holds.', []),
     ],
 )  # fmt: skip
