@@ -255,7 +255,7 @@ class CommandEffects:
     def _command(self, line: int, words: list[str], script: "Script") -> bool | None:
         name = PurePath(words[0]).name or words[0]
         if name in ("[", "[[", "test"):
-            return is_true([word for word in words[1:] if word not in ("]", "]]")], script.variables)
+            return is_true([word for word in words[1:] if word not in ("]", "]]")], script.variables.values)
         if name in ("exit", "return", "break", "continue"):
             self.ended, self.returned = True, name == "return"
             self.jump = name if name in ("break", "continue") else ""

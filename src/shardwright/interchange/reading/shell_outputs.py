@@ -19,9 +19,15 @@ _BC = (["bc"], ["bc", "-l"], ["bc", "-q"])
 _UNCHANGED = (["cat"], ["xargs"], ["tr", "-d", " "], ["tr", "-d", "\n"], ["tr", "-d", "\\n"])  # of a number or a word
 
 
-def output_of(text: str, words_of: Callable[[Token], list[str]]) -> str | None:
+def output_of(
+    text: str, words_of: Callable[[Token], list[str]], holds: Callable[[list[str]], bool | None]
+) -> str | None:
     """The output of the commands of an expansion; a mark if it depends on an unknown variable; None if they are none
-    of those that are followed. `words_of` expands a token. Raises ShellFault for a text that is no shell's."""
+    of those that are followed. `words_of` expands a token, and `holds` tells the truth of the words within brackets.
+    Raises ShellFault for a text that is no shell's."""
+    tokens = [token for token in ShellReader(text).read() if token.pieces or token.operator]
+    if tokens and tokens[0].plain == "if":
+        return _chosen_output(tokens, words_of, holds)
     commands = _pipeline(text, words_of)
     if commands is None:
         return None
@@ -53,6 +59,44 @@ def _pipeline(text: str, words_of: Callable[[Token], list[str]]) -> list[list[st
         elif token.pieces:
             commands[-1] += words_of(token)
     return commands if all(commands) else None
+
+
+def _chosen_output(
+    tokens: list[Token], words_of: Callable[[Token], list[str]], holds: Callable[[list[str]], bool | None]
+) -> str | None:
+    """The output of `if [ ... ]; then echo ...; else echo ...; fi`; None if it is more, or the condition is unknown."""
+    parts: dict[str, list[Token]] = {}
+    part = ""
+    for token in tokens:
+        begins = not part or not parts[part] or _is_end(parts[part])
+        if begins and token.plain in ("if", "then", "else", "elif", "fi"):
+            part = token.plain
+            if part in parts or part == "elif":
+                return None
+            parts[part] = []
+        elif token.operator != "\n" or (parts[part] and not _is_end(parts[part])):
+            parts[part].append(token)
+    condition, *others = (_command_of(parts.get(name, []), words_of) for name in ("if", "then", "else"))
+    is_whole = [*parts][-1] == "fi" and not parts["fi"] and "then" in parts
+    if not is_whole or not condition or None in others or condition[0] + condition[-1] not in ("[]", "[[]]"):
+        return None
+    truth = holds(condition[1:-1])
+    if truth is None:
+        return None
+    words = others[0 if truth else 1]
+    return _first_output(words) if words else ""
+
+
+def _is_end(tokens: list[Token]) -> bool:
+    return tokens[-1].operator in (";", "\n")
+
+
+def _command_of(tokens: list[Token], words_of: Callable[[Token], list[str]]) -> list[str] | None:
+    """The words of one command; empty without tokens, None if there are more commands."""
+    plain = tokens[:-1] if tokens and _is_end(tokens) else tokens
+    if any(token.operator for token in plain):
+        return None
+    return [word for token in plain for word in words_of(token)]
 
 
 def _first_output(words: list[str]) -> str | None:

@@ -17,6 +17,7 @@ from shardwright.interchange.reading.shell_arithmetic import (
     UnreadExpressionError,
     changed_names,
 )
+from shardwright.interchange.reading.shell_conditions import is_true
 from shardwright.interchange.reading.shell_expansions import changed_items, changed_text, split_index
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, readable, unknown_names
 from shardwright.interchange.reading.shell_outputs import COUNTS_NODES, output_of
@@ -239,7 +240,9 @@ class Variables:
         if COUNTS_NODES.search(text) and isinstance(nodes := self.values.get("SLURM_NNODES"), str):
             return nodes
         try:
-            output = output_of(text, lambda token: self.words_of(token, depth + 1))
+            output = output_of(
+                text, lambda token: self.words_of(token, depth + 1), lambda words: is_true(words, self.values)
+            )
         except ShellFault:  # asked for if a setting depends on it
             output = None
         return self.unfollowed(f"({' '.join(text.split())})") if output is None else output
