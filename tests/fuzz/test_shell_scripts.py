@@ -8,7 +8,7 @@ def test_a_script_that_is_followed_has_the_values_of_bash() -> None:
     """Two of three are followed, so that this says something."""
     ways, faults = read_of_seed(seed=7, count=100)
     assert faults == []
-    assert ways["as bash"] > 60
+    assert ways["as bash"] > 55 and ways["the job of bash"] > 1
 
 
 def test_most_forms_are_followed() -> None:

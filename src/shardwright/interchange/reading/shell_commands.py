@@ -247,7 +247,8 @@ class CommandEffects(CommandTexts):
         first_piece = token.pieces[0]
         pieces = (WordPiece("text", first_piece.text[first_piece.text.index("=") + 1 :], False), *token.pieces[1:])
         value = variables.text_of(Token(token.line, pieces=pieces))
-        if name in variables.integers and value.strip():
+        if name in variables.integers:
+            value = value if value.strip() else "0"
             sum_of = f"{name}+({value})" if appends and name in variables.values else value
             value, appends = variables.arithmetic(sum_of), False
         if value != mark(name) or name in variables.values:  # NAME=$NAME: who starts the script gives it
