@@ -185,12 +185,12 @@ RUN_RECIPE = (
 def test_a_script_that_starts_a_recipe_is_read_with_the_file_of_the_recipe(tmp_path: Path) -> None:
     files = tuple(str(FOLDER / name) for name in ("bridge.py", "config.json"))
     script = tmp_path / "run.sh"
-    script.write_text(RUN_RECIPE + " --seq_length 4096\n", encoding="utf-8")
+    script.write_text(RUN_RECIPE + " --seq_length 4096 --step_func=gpt_step\n", encoding="utf-8")
     assert system_and_files((str(script), *files))[0] == "megatron-bridge"
     job = read_job_of(SOURCES["megatron-bridge"], (str(script), *files), Asked(cluster=AskedCluster(device=H100))).job
     assert (job.plan.world, job.plan.tp, job.plan.pp, job.cluster.nodes) == (32, 2, 2, 4)
     assert (job.batch.global_batch_size, job.model.sequence) == (256, 4096)
-    for word in ("--peft_scheme lora", "train.$FIELD=2", "nothing.here=3"):
+    for word in ("--peft_scheme lora", "--peft_scheme=lora", "--step_func vlm", "train.$FIELD=2", "nothing.here=3"):
         script.write_text(f"{RUN_RECIPE} {word}\n", encoding="utf-8")
         with pytest.raises(PlanError, match=word.split("=")[0].split()[0].replace("$", ".")):
             read_job_of(SOURCES["megatron-bridge"], (str(script), *files), Asked(cluster=AskedCluster(device=H100)))

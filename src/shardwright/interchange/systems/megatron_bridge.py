@@ -158,26 +158,25 @@ class _Started:
 
 
 def _started(scripts: Mapping[str, str], asked: Asked) -> _Started:
-    """The command of a script that starts Megatron-Bridge's program with a recipe. Raises ShellFault for options that could mean
-    another training."""
+    """The recipe that a script starts with Megatron-Bridge's program, and its words. Raises ShellFault for options that
+    could mean another training."""
     command = find_training_command(
         scripts, asked, lambda words: any(PurePath(word).stem == _PROGRAM for word in words)
     )
-    recipe, changes, waits = "", list[tuple[str, str, Any]](), ""
-    for word in command.arguments:
+    recipe, changes = "", list[tuple[str, str, Any]]()
+    words = [*command.arguments]
+    while words:
+        word = words.pop(0)
         option, equals, value = word.partition("=")
-        if waits or (equals and option.startswith("--")):
-            option, value = (waits, word) if waits else (option, value)
-            waits = ""
-            if option == "--recipe":
-                recipe = value
-            elif option == "--seq_length":
-                changes += [(section, "seq_length", hydra_value(value)) for section in ("model", "dataset")]
-        elif word in _OPTIONS_OF_SCRIPT:
-            waits = word
+        if option in _OPTIONS_OF_SCRIPT and not equals and words:
+            value = words.pop(0)
+        if option == "--recipe":
+            recipe = value
+        elif option == "--seq_length":
+            changes += [(section, "seq_length", hydra_value(value)) for section in ("model", "dataset")]
         elif (match := _CHANGE.fullmatch(word)) and not unknown_names(word):
             changes.append((match[1], match[2], hydra_value(match[3])))
-        else:
+        elif (option, value) != ("--step_func", "gpt_step"):
             raise ShellFault(
                 say(
                     "{setting} of the script is not known here; leave it out of the script, and say what it means by "
