@@ -54,8 +54,8 @@ MEASURED = CATALOG.parent / "measured_runs.toml"
 
 @dataclass(frozen=True)
 class View:
-    """What is known of a run: its family's measurements, the description of its software, the constants of its
-    generation of devices; and whether it is told that nothing says what ran it."""
+    """The facts that are known of a run: its family's measurements, the description of its software, the constants of
+    its generation of devices; and whether it is told that nothing says what ran it."""
 
     family: bool = True
     software: bool = True

@@ -342,7 +342,7 @@ def test_regret_of_plans_expected_to_be_equally_good_is_their_mean() -> None:
     wrong = [RankedPlan(row, -row.step_s) for row in sweep]
     assert scores(wrong) == (-1.0, pytest.approx(0.5), pytest.approx(0.5))
     assert ranking_quality([RankedPlan(row, row.step_s) for row in sweep[:3]]) == {}  # too few for a sweep
-    # What is not expected to fit is not picked, unless nothing is.
+    # A plan that is not expected to fit is not picked, unless none is.
     assert scores([*wrong[:3], replace(wrong[3], fits=False)])[1] == pytest.approx(0.2)
     assert scores([replace(plan, fits=False) for plan in wrong])[1] == pytest.approx(0.5)
     # Rows of one plan are one plan, with the mean of their seconds: 10 and 11 of the best, 12 of the pick.
