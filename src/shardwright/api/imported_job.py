@@ -31,7 +31,7 @@ def system_and_files(words: tuple[str, ...], chosen: str = "") -> tuple[str, tup
         return first, tuple(others)
     kind = say("launch script or configuration")
     scripts = [word for word in others if word.endswith(SCRIPTS) and Path(word).is_file()]
-    configurations = [word for word in others if word.endswith(DATA) and Path(word).is_file()]
+    configurations = [word for word in others if word.endswith((*DATA, ".py")) and Path(word).is_file()]
     try:
         read = {word: read_text(Path(word), MIB, kind) for word in (first, *scripts)}
         texts = [*read.values(), *script_texts(Path(first), read).values()]

@@ -104,14 +104,16 @@ _NOT_TRAINING = (
     "card",
 )
 _BETWEEN_FORMATS = re.compile(r"(?:hf|mg|meg[a-z]*|mcore|ckpt|nemo|neox)2[a-z]+")  # such as hf2mcore
-_PLAIN_NAMES = ("main", "__main__", "run", "cli", "train", "trainer")  # which say less than what they stand in
+# Words of names that say less than what the program stands in.
+_PLAIN_WORDS = ("main", "run", "cli", "train", "trainer", "pre", "start", "launch", "mem", "lora", "ds", "deepspeed")
 _TRAINING = ("train", "pretrain", "posttrain", "finetune", "tune", "sft", "pretraining", "training", "finetuning")
 
 
 def _words_in(name: str) -> set[str]:
     """The words of a program's name, with those of what it stands in if it has a plain one."""
     parts = name.removesuffix(".py").lower().replace("/", ".").split(".")  # of a module such as tools.dpo_qwen, too
-    stem = parts[-1] if len(parts) < 2 or parts[-1] not in _PLAIN_NAMES else ".".join(parts[-2:])
+    is_plain = len(parts) > 1 and {*re.split(r"[^a-z0-9]+", parts[-1])} <= {*_PLAIN_WORDS, ""}
+    stem = ".".join(parts[-2:]) if is_plain else parts[-1]
     return {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9]+b\b|cls(?![a-z]))", stem)}
 
 
@@ -143,7 +145,8 @@ def program_fault(name: str) -> str:
 
 # Words of names of programs that train a decoder of text, and beginnings of names of models that are one.
 _OF_PROGRAMS = {
-    *(*_TRAINING, *_PLAIN_NAMES, "gpt", "gpt2", "gpt3", "llm", "lm", "core", "mcore", "megatron", "moe", "continue"),
+    *(*_TRAINING, "main", "run", "cli", "trainer", "gpt", "gpt2", "gpt3", "llm", "lm", "core", "mcore", "megatron"),
+    *("moe", "continue"),
     *("cpt", "distributed", "model", "text", "py", "legacy", "entry", "start", "ds", "deepspeed", "causal", "dense"),
 }
 _MODELS = (

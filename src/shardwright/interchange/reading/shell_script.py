@@ -246,7 +246,9 @@ class Script:
     def doubt_all(self) -> None:
         """Make unknown what a file of settings could set that is not there: each variable, and those with defaults."""
         for name in [name for name in self.variables.values if name.isidentifier() and name.isascii()]:
-            if name != "IFS" and name not in variables_of(self.batch):
+            value = self.variables.values[name]
+            is_program = isinstance(value, str) and value.endswith((".py", *_SCRIPTS))
+            if name != "IFS" and not is_program and name not in variables_of(self.batch):
                 self.variables.doubt(name, appends=False)
         self.variables.is_open = True
 
