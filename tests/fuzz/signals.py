@@ -3,8 +3,8 @@
     python tests/fuzz/signals.py --seed 1 --count 100
 
 Each draw trains a tiny job on two ranks, waits for a moment between 0 s and its steps, and sends one signal to one
-process. Within 15 s nothing of the run may be left: no process, socket, shared memory, or temporary folder. Its
-message and exit status must be these:
+process. Within 15 s nothing of the run may be left: no process, socket, shared memory, or temporary folder. The
+message and the exit status must be these:
   - SIGINT, SIGTERM and SIGHUP to the launcher: status 1, one sentence with the signal's name, and that nothing of the
     run is kept, which writes no checkpoints. Before the command has set its handlers, the system ends it alone.
   - SIGKILL and SIGSEGV to the launcher: its status; it can say nothing.
