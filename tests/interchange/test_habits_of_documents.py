@@ -119,3 +119,18 @@ def test_a_model_that_flags_of_megatron_only_name_is_asked_for(words: str) -> No
     job = job_read(script(flags), "model.name=llama2-7b")[1].job
     assert (job.model.layers, job.model.sequence, job.plan.dp, job.precision.compute) == (32, 32, 8, "fp16")
     assert megatron(flags="--use-checkpoint-args").job.model.layers == 4
+
+
+def test_windows_and_biases_of_pai_are_read() -> None:
+    flags = "--disable-bias-linear --disable-bias-linear-fc --disable-bias-attn-fc --sliding-window"
+    assert megatron(flags=f"{flags} 32").job.model.window.size == 0
+    model = megatron(flags=f"{flags} 16").job.model
+    assert (model.window.size, model.bias) == (16, False)
+    (fault,) = faults(script(MEGATRON + "--disable-bias-attn-fc"))
+    assert "--disable-bias-attn-fc" in fault
+
+
+def test_float8_of_megatron_swift_has_its_own_history() -> None:
+    line = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --dataset d --max_length 64 --fp8_format hybrid"
+    answer = job_read(script(f"{line} --fp8_recipe delayed"))[1]
+    assert answer.job.precision.float8_history == 1024
