@@ -29,7 +29,7 @@ from shardwright.interchange.system import SOURCES
 
 SECTIONS = {
     "megatron": ("",),
-    "nemo": ("model.", "trainer.", "model.optim."),
+    "nemo": ("model.", "trainer.", "model.optim.", "model.peft.", "model.peft.lora_tuning."),
     "torchtitan": ("training.", "parallelism.", "model.", "optimizer.", "activation_checkpoint."),
     "deepspeed": ("", "zero_optimization.", "tensor_parallel.", "optimizer.params."),
     "accelerate": ("", "fsdp_config.", "parallelism_config.", "deepspeed_config.", "megatron_lm_config."),

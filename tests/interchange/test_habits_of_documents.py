@@ -3,13 +3,16 @@ and what programs and sections say of the training."""
 
 import shutil
 import subprocess
+from random import Random
 
 import pytest
 
 from interchange.test_habits_of_files import MEGATRON, OPTIONS, faults, megatron, script
 from interchange.test_trainer_commands import MODEL, ZERO, job_read
+from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_script import Script
 from shardwright.interchange.reading.shell_values import Variables
+from shardwright.interchange.reading.shell_words import ShellFault
 
 NEMO = """trainer: {devices: 8, num_nodes: 1, precision: bf16, max_steps: -1}
 model:
@@ -28,6 +31,13 @@ DOCUMENTS = (
     '{"a": "$(echo "$A")", "b": ${B}}',
 )
 
+PIECES = (
+    *("a", "b ", '"', "'", '\\"', "\\$", "\\\\", "\\n", "$A", "${A}", '"$A"', "`echo $A`", '$(echo "$A")', "$((B*2))"),
+    *("\n", "{", "}", ":", "$(echo 'x \"y\"')", "${B:-4}", "$(basename /x/y.z .z)", "\\`", "%", "#"),
+    '$(if [ "$A" = true ]; then echo yes; fi)',
+    '$(if [ $B -gt 4 ]; then echo "p q"; else echo \'z "w"\'; fi)',
+)
+
 
 def written(document: str, **values: str) -> str:
     """The text of a here-document in a script whose variables have these values."""
@@ -35,16 +45,33 @@ def written(document: str, **values: str) -> str:
 
 
 def written_by_bash(document: str, **values: str) -> str:
-    """The text that bash makes of a here-document."""
+    """The text that bash makes of a here-document; "" if it has a fault."""
     bash = shutil.which("bash")
     assert bash
     lines = [*(f"{name}={value}" for name, value in values.items()), f"cat <<END\n{document}\nEND\n"]
-    return subprocess.run([bash, "-c", "\n".join(lines)], capture_output=True, text=True, check=False).stdout
+    run = subprocess.run([bash, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    return "" if run.returncode or run.stderr else run.stdout
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_a_document_is_expanded_as_bash_expands_it(document: str) -> None:
     assert written(document, A="true", B="3") == written_by_bash(document, A="true", B="3")
+
+
+def test_drawn_documents_are_expanded_as_bash_expands_them_or_stay_unknown() -> None:
+    random = Random(5)
+    num_compared = 0
+    for _ in range(80):
+        document = "".join(random.choices(PIECES, k=random.randint(1, 8)))
+        output = written_by_bash(document, A="true", B="3")
+        try:
+            text = written(document, A="true", B="3")
+        except ShellFault:
+            continue
+        if output and not unknown_names(text):
+            assert (document, text) == (document, output)
+            num_compared += 1
+    assert num_compared > 30
 
 
 @pytest.mark.parametrize(
@@ -131,3 +158,18 @@ def test_a_model_that_flags_of_megatron_only_name_is_asked_for(words: str) -> No
     job = job_read(script(flags), "model.name=llama2-7b")[1].job
     assert (job.model.layers, job.model.sequence, job.plan.dp, job.precision.compute) == (32, 32, 8, "fp16")
     assert megatron(flags="--use-checkpoint-args").job.model.layers == 4
+
+
+def test_windows_and_biases_of_pai_are_read() -> None:
+    flags = "--disable-bias-linear --disable-bias-linear-fc --disable-bias-attn-fc --sliding-window"
+    assert megatron(flags=f"{flags} 32").job.model.window.size == 0
+    model = megatron(flags=f"{flags} 16").job.model
+    assert (model.window.size, model.bias) == (16, False)
+    (fault,) = faults(script(MEGATRON + "--disable-bias-attn-fc"))
+    assert "--disable-bias-attn-fc" in fault
+
+
+def test_float8_of_megatron_swift_has_its_own_history() -> None:
+    line = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --dataset d --max_length 64 --fp8_format hybrid"
+    answer = job_read(script(f"{line} --fp8_recipe delayed"))[1]
+    assert answer.job.precision.float8_history == 1024
