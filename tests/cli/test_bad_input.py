@@ -60,7 +60,7 @@ device = "cpu"
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a command said when it refused its input."""
+    """The message of a command that refused its input."""
 
     subject: str
     faults: list[str]

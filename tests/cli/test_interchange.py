@@ -191,6 +191,14 @@ def test_plan_from_asks_for_the_device(script: str) -> None:
         run("plan", "--from", "megatron", script)
 
 
+def test_a_system_may_be_named_before_the_files_or_by_from(script: str) -> None:
+    options = (script, "--device", "h100-sxm")
+    assert run("import", "megatron", *options).stdout == run("import", *options, "--from", "megatron").stdout
+    assert run("import", "megatron", *options, "--from", "megatron").exit_code == 0
+    with pytest.raises(ValueError, match=r"two systems are named, megatron before the files and deepspeed by --from"):
+        run("import", "megatron", *options, "--from", "deepspeed")
+
+
 def test_a_plan_that_a_system_lacks_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"nearest plan that Megatron-LM has: --set plan\.schedule=1f1b"):
         run("export", "deepseek-v3", "--to", "megatron")

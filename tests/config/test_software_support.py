@@ -1,4 +1,4 @@
-"""What software has: the catalog's own plans run on theirs, and a search can be held to it."""
+"""Features of software: the catalog's own plans run on theirs, and a search can be held to it."""
 
 import pytest
 

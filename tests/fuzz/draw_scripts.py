@@ -27,6 +27,11 @@ _ENDS = (
     'run --tp $TP --pp=$PP --mbs "${MBS}" ${M[$SIZE]} "${W[@]}" $N $K',
     'for R in 1 2; do run $R $TP $PP $MBS; done; run $N $K "$SIZE $NAME" ${LIST}',
 )
+_TRAINING = """torchrun --nproc_per_node $((TP * PP)) pretrain_gpt.py --num-layers 840 --hidden-size 3360 --bf16 \\
+  --num-attention-heads 840 --seq-length 840 --max-position-embeddings 840 --vocab-size 840 --train-iters 9 --lr 1e-4 \\
+  --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --micro-batch-size $MBS \\
+  --global-batch-size $((MBS * 8))
+"""
 # The statements that have one form of a kind alone.
 _AROUND = {
     "statement": "{}",
@@ -76,8 +81,15 @@ class ScriptDraw:
 
     def script(self, num_statements: int) -> str:
         """A script whose last command is `run`, with the variables in its words."""
+        return self._with_end(num_statements, self.random.choice(_ENDS))
+
+    def training_script(self, num_statements: int) -> str:
+        """A script whose last command trains with Megatron-LM, by degrees and a batch of its variables."""
+        return self._with_end(num_statements, _TRAINING)
+
+    def _with_end(self, num_statements: int, end: str) -> str:
         statements = [self._of_kind("statement", 0) for _ in range(num_statements)]
-        return _BEGINNING + "\n".join([*statements, self.random.choice(_ENDS)]) + "\n"
+        return _BEGINNING + "\n".join([*statements, end]) + "\n"
 
     def script_of(self, kind: str, form: str) -> str:
         """A script with one form of a kind."""

@@ -20,12 +20,20 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
 from fuzz.draw_scripts import FORMS, ScriptDraw
+from shardwright.config.base import PlanError
+from shardwright.interchange.foreign_job import job_of_texts
+from shardwright.interchange.imported import Asked
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_script import Script
 from shardwright.interchange.reading.shell_values import Variables
 from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.system import SOURCES
 
-_SHOWN = "exec 3>&1 >/dev/null 2>/dev/null\nrun() { printf '%s\\0' \"$@\" >&3; printf '\\n\\0' >&3; }\n"
+_FLAGS = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size")
+_SHOWN = (
+    "exec 3>&1 >/dev/null 2>/dev/null\nrun() { printf '%s\\0' \"$@\" >&3; printf '\\n\\0' >&3; }\n"
+    'torchrun() { run "$@"; }\n'
+)
 
 
 def words_of_bash(text: str, folder: Path) -> list[list[str]] | None:
@@ -74,12 +82,34 @@ def way_of(text: str, folder: Path) -> tuple[str, str]:
     return ("as bash", "") if followed == wanted else ("otherwise", f"{text}\nbash: {wanted}\nhere: {followed}\n")
 
 
+def way_of_job(text: str, folder: Path) -> tuple[str, str]:
+    """How a script is read as a job of Megatron-LM: "the job of bash", "refused" or "otherwise" with the difference."""
+    try:
+        job = job_of_texts(SOURCES["megatron"], {"run.sh": text}, Asked(), "a script").job
+    except PlanError:
+        return "refused", ""
+    wanted = words_of_bash(text, folder)
+    if not wanted:
+        return "stopped", ""
+    words = wanted[-1]
+    values = [int(words[words.index(flag) + 1]) for flag in _FLAGS]
+    plan = job.plan
+    degrees = [plan.tp, plan.pp, plan.microbatch_size, job.batch.global_batch_size]
+    if degrees == values:
+        return "the job of bash", ""
+    return ("otherwise", f"{text}\nbash: {values}\nhere: {degrees}\n")
+
+
 def read_of_seed(seed: int, count: int) -> tuple[Counter[str], list[str]]:
     """How many of so many drawn scripts were read in each way, and what is wrong."""
     random, ways, faults = Random(seed), Counter[str](), list[str]()
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(count):
-            way, difference = way_of(ScriptDraw(random).script(random.randint(1, 6)), Path(folder))
+        for number in range(count):
+            draw, length = ScriptDraw(random), random.randint(1, 6)
+            if number % 10 == 9:
+                way, difference = way_of_job(draw.training_script(length), Path(folder))
+            else:
+                way, difference = way_of(draw.script(length), Path(folder))
             ways[way] += 1
             faults += [difference] if difference else []
     return ways, faults

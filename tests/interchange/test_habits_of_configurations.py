@@ -192,6 +192,18 @@ def test_an_algorithm_of_next_tokens_needs_no_strength_of_preferences() -> None:
     assert any("beta = 0.1" in fault for fault in faults("trl", OPTIONS + "beta: 0.1\n"))
 
 
+@pytest.mark.parametrize(
+    "name", ["ref_model_path", "ref_model", "reward_model_path", "dpo_alpha", "precompute_ref_log_probs"]
+)
+def test_what_trains_by_preferences_stays_refused_where_it_is_left_out(name: str) -> None:
+    """A further model is in the program, whatever the user leaves out of the job."""
+    asked = Asked(cluster=AskedCluster(8, "h100-sxm"), variables={name: "ignore"})
+    files = {"job.yaml": f"{OPTIONS}{name}: x\n", "config.json": CONFIG}
+    with pytest.raises(PlanError, match=f"{name} = x: training by preferences"):
+        job_of_texts(SOURCES["trl"], files, asked, "a test")
+    assert read("trl", f"{OPTIONS}{name}: null\n").job.plan.dp == 8
+
+
 def test_the_word_no_is_a_word_of_accelerate() -> None:
     text = "compute_environment: LOCAL_MACHINE\ndistributed_type: NO\nnum_processes: 1\nmixed_precision: no\n"
     job = read("accelerate", text, 0).job

@@ -228,10 +228,16 @@ def test_a_warm_up_that_a_command_prints_blocks_nothing() -> None:
     assert any("there is no warm-up" in line for line in answer.lost)
 
 
-@pytest.mark.parametrize("name", ["rl_model_name", "ref_model_path", "teacher_model"])
+@pytest.mark.parametrize("name", ["rl_model_name", "teacher_model"])
 def test_further_models_of_a_program_are_faults(name: str) -> None:
+    """One that a run by preferences is compared with is refused whatever is left out."""
     (fault,) = faults(script(f"torchrun --nproc_per_node 4 train.py {OPTIONS} --{name} me/other") | MODEL)
-    assert f"--set {name}=ignore" in fault
+    assert ("training by preferences" if name == "ref_model_path" else f"--set {name}=ignore") in fault
+
+
+def test_a_model_of_reference_is_of_preferences_and_not_to_be_ignored() -> None:
+    (fault,) = faults(script(f"torchrun --nproc_per_node 4 train.py {OPTIONS} --ref_model_path me/other") | MODEL)
+    assert fault.startswith("--ref_model_path = me/other: training by preferences") and "ignore" not in fault
 
 
 def test_a_toml_that_a_script_names_is_read_with_the_scripts_flags() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from shardwright.api.imported_job import system_and_files
 from shardwright.cli.main import cli
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
@@ -173,6 +174,28 @@ def test_primus_computes_layers_of_some_numbers_again(tmp_path: Path) -> None:
 def test_an_adapter_of_a_recipe_is_refused() -> None:
     with pytest.raises(PlanError, match="peft = LoRA: adapters"):
         imported("megatron-bridge", "bridge.py config.json", "CONFIG=harbour_8b_peft_config", devices=8)
+
+
+RUN_RECIPE = (
+    "#!/bin/bash\nGBS=256\ntorchrun --nnodes 4 --nproc_per_node=8 scripts/training/run_recipe.py \\\n"
+    "  --recipe harbour_8b_pretrain_32gpu_h100_config train.global_batch_size=$GBS model.tensor_model_parallel_size=2"
+)
+
+
+def test_a_script_that_starts_a_recipe_is_read_with_the_file_of_the_recipe(tmp_path: Path) -> None:
+    files = tuple(str(FOLDER / name) for name in ("bridge.py", "config.json"))
+    script = tmp_path / "run.sh"
+    script.write_text(RUN_RECIPE + " --seq_length 4096 --step_func=gpt_step\n", encoding="utf-8")
+    assert system_and_files((str(script), *files))[0] == "megatron-bridge"
+    job = read_job_of(SOURCES["megatron-bridge"], (str(script), *files), Asked(cluster=AskedCluster(device=H100))).job
+    assert (job.plan.world, job.plan.tp, job.plan.pp, job.cluster.nodes) == (32, 2, 2, 4)
+    assert (job.batch.global_batch_size, job.model.sequence) == (256, 4096)
+    for word in ("--peft_scheme lora", "--peft_scheme=lora", "--step_func vlm", "train.$FIELD=2", "nothing.here=3"):
+        script.write_text(f"{RUN_RECIPE} {word}\n", encoding="utf-8")
+        with pytest.raises(PlanError, match=word.split("=")[0].split()[0].replace("$", ".")):
+            read_job_of(SOURCES["megatron-bridge"], (str(script), *files), Asked(cluster=AskedCluster(device=H100)))
+    with pytest.raises(PlanError, match="Megatron-Bridge's scripts"):
+        system_and_files((str(script), files[1]))
 
 
 def test_a_recipe_is_asked_for_by_its_name() -> None:

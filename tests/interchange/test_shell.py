@@ -211,7 +211,7 @@ UNFOLLOWED = {
     "a function that reads": "f() {\n  read EXTRA\n}\nf",
     "a branch": 'if [ "$(hostname)" = a ]; then EXTRA=--a; else EXTRA=--b; fi',
     "a branch on a command": "EXTRA=--b\nif nvidia-smi | grep -q H100; then EXTRA+=' --a'; fi",
-    "a case": "H=$(hostname)\ncase $H in a*) EXTRA=--a ;; *) EXTRA=--b ;; esac", "(( ))": "EXTRA=1\n((EXTRA++))",
+    "a case": "H=$(hostname)\ncase $H in a*) EXTRA=--a ;; *) EXTRA=--b ;; esac", "(( ))": "EXTRA=1\n((EXTRA[0]++))",
 }  # fmt: skip
 
 

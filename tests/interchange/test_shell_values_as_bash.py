@@ -69,18 +69,18 @@ FOLLOWED = {
     "other characters": "A=b16 B=1\ncase $A in [^a]*) B=16;; esac\nrun $B ${A#[^a]}",
     "a final value": "readonly A=16\nB=8\nreadonly B\nA=32 2>/dev/null\nB=4\nB+=2\nrun $A $B",
     "a final value in a subshell": "A=8\n(readonly A; A=4)\nA=16\nrun $A",
-}
-# Scripts that change a variable in a way that isn't followed.
-ASKED = {
     "let": "A=32\nlet A=8*2\nrun $A",
     "let in quotes": "A=32\nlet 'A /= 2'\nrun $A",
     "printf": "A=32\nprintf -v A '%d' 16\nrun $A",
+    "arithmetic before": "A=15\n((++A))\nrun $A",
+    "arithmetic of bits": "A=15\n((A|=16))\nrun $A",
+}
+# Scripts that change a variable in a way that isn't followed.
+ASKED = {
     "another name": "A=32\ndeclare -n B=A\nB=16\nrun $A",
     "another name in a function": "A=32\nf() { local -n B=$1; B=16; }\nf A\nrun $A",
     "arithmetic in a word": "A=32\necho $((A=16))\nrun $A",
     "arithmetic behind": "A=15\nB=$((A++))\nrun $A",
-    "arithmetic before": "A=15\n((++A))\nrun $A",
-    "arithmetic of bits": "A=15\n((A|=16))\nrun $A",
     "lines of a command": "A=32\nmapfile -t A < <(echo 16)\nrun $A",
     "lines without ends": "A=32\nmapfile -n 1 A <<EOF\n16\nEOF\nrun $A",
     "an element that is unset": "A=(32 16)\nunset 'A[0]'\nrun ${A[@]}",

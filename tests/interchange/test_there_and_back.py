@@ -96,6 +96,15 @@ def test_uneven_stages_are_written(name: str, zero: int) -> None:
     assert back.plan.layout == [31, 33, 33, 29]
 
 
+@pytest.mark.parametrize("name", ["megatron", "nemo"])
+def test_the_layout_of_llama3_405b_comes_back(name: str) -> None:
+    """128 stages of 16 ranks for 126 layers: the embedding and the loss are stages of their own."""
+    job = load_job("llama3-405b-8k", ["plan.zero=1"])
+    back = job_of_texts(SYSTEMS[name], exported(SYSTEMS[name], job).files, asked_of(job), "back").job
+    assert (back.plan.pp, back.plan.virtual_stages, back.model.layers) == (16, 8, 126)
+    assert back.plan.layout == [0, *[1] * 126, 0]
+
+
 @pytest.mark.parametrize("changes", [{"cp_method": "ulysses"}, {"virtual_stages": 3}, {"extra_warmup": 0}])
 def test_a_field_that_nothing_reads_is_no_difference(changes: dict[str, object]) -> None:
     job = JobSpec()

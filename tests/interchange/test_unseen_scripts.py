@@ -261,3 +261,31 @@ def test_what_accelerate_drops_of_its_section_of_deepspeed_is_told() -> None:
     line = f"accelerate launch --config_file z.yaml --num_processes 2 sft.py {OPTIONS}"
     read = job_read(script(line) | shards | MODEL)[1]
     assert any("zero_optimization.stage = 3" in note for note in read.lost)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "envsubst < ds.tmpl > ds.json",
+        "jq '.train_batch_size = 64' base.json > ds.json",
+        "yq -i '.zero_optimization.stage = 3' ds.json",
+        "sed -i 's/\\(\"stage\":\\) 2/\\U\\1 3/' ds.json",
+        "cp other.json ds.json",
+        "python make.py | tee log > ds.json",
+    ],
+)
+def test_a_configuration_that_the_script_changes_is_not_taken_as_it_was(change: str) -> None:
+    """A file beside the script is what it was before; a later one that the script writes whole is known again."""
+    files = {"ds.json": '{"zero_optimization": {"stage": 2}}'}
+    command = MEGATRON + "--deepspeed --deepspeed_config ds.json --global-batch-size 16"
+    (fault,) = faults(script(change, command) | files)
+    assert fault.startswith("line 2 changes ds.json, which the training command names")
+    written = 'cat > ds.json <<EOF\n{"zero_optimization": {"stage": 1}}\nEOF'
+    assert job_read(script(change, written, command) | files)[1].job.plan.zero == 1
+
+
+def test_a_configuration_that_sed_changes_plainly_is_taken_as_it_is_then() -> None:
+    files = {"ds.json": '{"zero_optimization": {"stage": 2}}'}
+    command = MEGATRON + "--deepspeed --deepspeed_config ds.json --global-batch-size 16"
+    line = 'sed -i \'s/"stage": 2/"stage": 1/\' ds.json'
+    assert job_read(script(line, command) | files)[1].job.plan.zero == 1

@@ -1,4 +1,4 @@
-"""What layers of transformers keep in eager torch, against autograd, and what its Trainer holds, by arithmetic."""
+"""Tensors that layers of transformers keep in eager torch, against autograd, and its Trainer's state, by arithmetic."""
 
 from dataclasses import replace
 

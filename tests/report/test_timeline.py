@@ -50,7 +50,7 @@ eighths = st.integers(0, 24).map(lambda n: n / 8)
 
 
 def virtual(name: str) -> int:
-    """What the commands take where the number of stages is the user's to choose."""
+    """The number of stages a rank that the commands take where the user may choose it."""
     return 2 if SCHEDULES[name].stages_per_rank == 0 else 1
 
 

@@ -14,17 +14,27 @@ from shardwright.interchange.recognised import DATA, JOB, SCRIPTS, system_name_o
 from shardwright.interchange.system import SOURCES
 
 
-def system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """The system that the first word names, else that of the first file; and the files. Raises PlanError."""
+def system_and_files(words: tuple[str, ...], chosen: str = "") -> tuple[str, tuple[str, ...]]:
+    """The system that --from or the first word names, else that of the first file; and the files. Raises PlanError."""
     first, *others = words
+    is_system = first in SOURCES and bool(others) and not Path(first).exists()
+    if chosen and is_system and first != chosen:
+        fault = say(
+            "two systems are named, {first} before the files and {named} by --from; name one of them",
+            first=first,
+            named=chosen,
+        )
+        raise PlanError(first, [fault])
+    if chosen:
+        return chosen, tuple(others) if is_system else words
     if first in SOURCES and others:
         return first, tuple(others)
     kind = say("launch script or configuration")
     scripts = [word for word in others if word.endswith(SCRIPTS) and Path(word).is_file()]
-    configurations = [word for word in others if word.endswith(DATA) and Path(word).is_file()]
+    configurations = [word for word in others if word.endswith((*DATA, ".py")) and Path(word).is_file()]
     try:
-        named = {word: read_text(Path(word), MIB, kind) for word in (first, *scripts)}
-        texts = [*named.values(), *script_texts(Path(first), named).values()]
+        read = {word: read_text(Path(word), MIB, kind) for word in (first, *scripts)}
+        texts = [*read.values(), *script_texts(Path(first), read).values()]
         data = {word: read_text(Path(word), MIB, kind) for word in configurations}
         system = system_name_of(first, *texts, configurations=data)
     except (FileFault, OSError) as error:

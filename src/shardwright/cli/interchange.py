@@ -71,8 +71,8 @@ def import_job(
 
     SYSTEM is recognised from the first file if it is not named; an unknown one lists all.
     Arguments of the first script stand behind them: import megatron run.sh inner.sh -- 7B 4. Nothing of the files is
-    run. What they leave to the environment is asked for (--set NAME=VALUE); what was assumed, what a job can't say and
-    what is not known is told on standard error.
+    run. Variables that they leave to the environment are asked for (--set NAME=VALUE); notes on standard error tell
+    what was assumed, what a job can't say and what is not known.
     """
     from dataclasses import replace
 
@@ -83,7 +83,7 @@ def import_job(
     from shardwright.report.toml_files import job_toml, write_toml
 
     named = options.pop("system_name")
-    system, files = (named, words) if named else system_and_files(words)
+    system, files = system_and_files(words, named or "")
     imported = imported_job(system, files, overrides, asked_cluster(options), arguments)
     planned(say("job {name}", name=imported.job.name), imported.job)
     imported = replace(imported, job=with_paths_from(imported.job, toml.parent if toml else Path()))

@@ -75,17 +75,17 @@ def overridden(flat: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
                     word=shortened(word, 80),
                 )
             )
-        changed[name] = _value(value)
+        changed[name] = hydra_value(value)
     return changed
 
 
-def _value(text: str) -> Any:
+def hydra_value(text: str) -> Any:
     """The value of a word, as Hydra reads it: null, true, a number, a list, or a text."""
     plain = text.strip().strip("'\"")
     if plain.lower() in _CONSTANTS:
         return _CONSTANTS[plain.lower()]
     if plain.startswith("[") and plain.endswith("]"):
-        return [_value(item) for item in plain[1:-1].split(",") if item.strip()]
+        return [hydra_value(item) for item in plain[1:-1].split(",") if item.strip()]
     number = signed(plain)
     if number is not None:
         return number

@@ -86,6 +86,7 @@ def find_training_command(
     trains = [command for command in training_commands if not trains_nothing(_program_of(command.words))]
     training_commands = trains or training_commands
     last = training_commands[-1]
+    _refuse_lost(last, script)
     _tell_options_behind(last, script)
     earlier = [command for command in training_commands if command.words != last.words]
     if earlier:
@@ -99,6 +100,21 @@ def find_training_command(
             )
         )
     return _with_environment(_of_command(last, script), texts.values())
+
+
+def _refuse_lost(command: Command, script: Script) -> None:
+    """Raise ShellFault if a command names a configuration that the script changes in a way that is not followed."""
+    for word in command.words:
+        name = PurePath(word.rpartition("=")[2]).name
+        if name in script.lost:
+            raise ShellFault(
+                say(
+                    "line {line} changes {file}, which the training command names, and is not followed; name the file "
+                    "as it is then, in a script without that line",
+                    line=script.lost[name],
+                    file=shortened(readable(name)),
+                )
+            )
 
 
 def _with_environment(command: Launched, texts: Iterable[str]) -> Launched:

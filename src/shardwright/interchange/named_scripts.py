@@ -14,7 +14,7 @@ _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 _STARTED = re.compile(
     r"(?:(?:^|[\s;&|({`\"'])(?:source|\.|bash|sh|sbatch|srun)[ \t]+(?:-{1,2}\w[\w=:,./-]{0,64}[ \t]+){0,8}[\"']?"
     r"|(?:^|[;&|({`\"'])[ \t]*(?=\./))"
-    r"([\w.$/{}-]{1,256}\.(?:sh|bash|env|sbatch|slurm))\b",
+    r"([\w.$/{}-]{0,256}\.(?:sh|bash|env|sbatch|slurm))\b",
     re.MULTILINE,
 )
 _VARIABLE = re.compile(r".*\$(?:\{\w+\}|\w+)/?")  # the path up to the end of its last variable

@@ -99,8 +99,10 @@ def _of_scripts(path: str, scripts: tuple[str, ...], configurations: Mapping[str
     """The name of the system that scripts start, the first one first, or of configurations behind them. Raises
     PlanError for a system that is not read."""
     for script in scripts:
-        if other := next((other.title for other in UNREAD_SYSTEMS if other.signs.fit_script(script)), ""):
-            fault = say("it starts {system}, which is not read here; {way}", system=other, way=AS_A_JOB)
+        if other := next((other for other in UNREAD_SYSTEMS if other.signs.fit_script(script)), None):
+            if other.read_as and _has_python(SOURCES[other.read_as], configurations):
+                return other.read_as
+            fault = say("it starts {system}, which is not read here; {way}", system=other.title, way=AS_A_JOB)
             raise PlanError(path, [fault])
     for script in scripts:
         if name := next((system.name for system, signs in systems_by_signs() if signs.fit_script(script)), ""):
@@ -108,8 +110,14 @@ def _of_scripts(path: str, scripts: tuple[str, ...], configurations: Mapping[str
     names = (
         _of_data(other, PurePath(other).suffix.lower(), read_data(other, configurations[other]))
         for other in configurations
+        if other.lower().endswith(DATA)
     )
     return next((name for name in names if _is_behind_scripts(name)), _USUAL_SCRIPT)
+
+
+def _has_python(system: SourceSystem, texts: Mapping[str, str]) -> bool:
+    """True if one of the texts, by path, is a file in Python of a system."""
+    return any(signs.fit_python(text) for name, text in texts.items() if name.endswith(".py") for signs in system.signs)
 
 
 def _of_data(path: str, suffix: str, data: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from shardwright.config.base import shortened
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.settings import Flat, Settings
 
-# What a program trains -> words of its name.
+# The kind of training of a program -> words of its name.
 _OTHERS: Mapping[str, tuple[str, ...]] = {
     say("an encoder (BERT)"): ("bert", "mlm", "roberta", "electra", "glue", "ner", "swag", "biencoder", "qa"),
     say("an encoder and a decoder (T5)"): (
@@ -104,14 +104,16 @@ _NOT_TRAINING = (
     "card",
 )
 _BETWEEN_FORMATS = re.compile(r"(?:hf|mg|meg[a-z]*|mcore|ckpt|nemo|neox)2[a-z]+")  # such as hf2mcore
-_PLAIN_NAMES = ("main", "__main__", "run", "cli", "train", "trainer")  # which say less than what they stand in
+# Words of names that say less than what the program stands in.
+_PLAIN_WORDS = ("main", "run", "cli", "train", "trainer", "pre", "start", "launch", "mem", "lora", "ds", "deepspeed")
 _TRAINING = ("train", "pretrain", "posttrain", "finetune", "tune", "sft", "pretraining", "training", "finetuning")
 
 
 def _words_in(name: str) -> set[str]:
     """The words of a program's name, with those of what it stands in if it has a plain one."""
     parts = name.removesuffix(".py").lower().replace("/", ".").split(".")  # of a module such as tools.dpo_qwen, too
-    stem = parts[-1] if len(parts) < 2 or parts[-1] not in _PLAIN_NAMES else ".".join(parts[-2:])
+    is_plain = len(parts) > 1 and {*re.split(r"[^a-z0-9]+", parts[-1])} <= {*_PLAIN_WORDS, ""}
+    stem = ".".join(parts[-2:]) if is_plain else parts[-1]
     return {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9]+b\b|cls(?![a-z]))", stem)}
 
 
@@ -143,7 +145,8 @@ def program_fault(name: str) -> str:
 
 # Words of names of programs that train a decoder of text, and beginnings of names of models that are one.
 _OF_PROGRAMS = {
-    *(*_TRAINING, *_PLAIN_NAMES, "gpt", "gpt2", "gpt3", "llm", "lm", "core", "mcore", "megatron", "moe", "continue"),
+    *(*_TRAINING, "main", "run", "cli", "trainer", "gpt", "gpt2", "gpt3", "llm", "lm", "core", "mcore", "megatron"),
+    *("moe", "continue"),
     *("cpt", "distributed", "model", "text", "py", "legacy", "entry", "start", "ds", "deepspeed", "causal", "dense"),
 }
 _MODELS = (
@@ -204,6 +207,19 @@ _PREFERENCES = (
     "--max_completion_length",
     "--num_generations",
 )
+# Beginnings of further ones, which no release of a program for next tokens has.
+_PREFERRED = (
+    "--ref_model",
+    "--reference_model",
+    "--reward_",
+    "--dpo_",
+    "--kto_",
+    "--orpo_",
+    "--simpo_",
+    "--cpo_",
+    "--rpo_",
+    "--precompute_ref",
+)
 # Options of classification.
 _LABELS = ("--label_column_name", "--label_column_names", "--label_column", "--text_column_names", "--do_regression")
 _OFF = ("false", "0", "no", "none", "null", "")
@@ -232,8 +248,13 @@ def read_kind(settings: Settings, _: Flat) -> None:
         for option in options
         if settings.has(kind) and settings.text(kind) in _OF_TOKENS
     )
-    if preferences := [name for name in _PREFERENCES if name not in of_stages and settings.has(name)]:
-        settings.faults.append(other_loss_fault([*map(settings.setting_text, preferences)]))
+    of_tokens = of_stages or any(settings.text(kind) in _OF_TOKENS for kind in _KINDS if settings.has(kind))
+    preferences = [name for name in _PREFERENCES if name not in of_stages and settings.has(name)]
+    if not of_tokens:
+        preferred = [name for name in settings.given if name.startswith(_PREFERRED)]
+        preferences += [name for name in preferred if settings.text(name).lower() not in _OFF]
+    if preferences:
+        settings.faults.append(other_loss_fault([*map(settings.setting_text, dict.fromkeys(preferences))]))
     labels = [name for name in _LABELS if settings.has(name) and settings.text(name).lower() not in _OFF]
     if labels:
         setting = settings.setting_text(labels[0])

@@ -16,15 +16,16 @@ class UnreadSystem:
 
     title: str
     signs: FileSigns
+    read_as: str = ""  # the system that reads its scripts beside a file in Python of that system
 
 
 _IMPORT = r"^[ \t]*(?:from|import)[ \t]+"  # the beginning of an import in Python
 
 
 def _system(
-    title: str, *keys: tuple[str, ...], commands: tuple[str, ...] = (), imports: tuple[str, ...] = ()
+    title: str, *keys: tuple[str, ...], commands: tuple[str, ...] = (), imports: tuple[str, ...] = (), read_as: str = ""
 ) -> UnreadSystem:
-    return UnreadSystem(title, FileSigns(keys, commands=commands, imports=imports, suffixes=SUFFIXES))
+    return UnreadSystem(title, FileSigns(keys, commands=commands, imports=imports, suffixes=SUFFIXES), read_as)
 
 
 UNREAD_SYSTEMS = (
@@ -174,6 +175,7 @@ UNREAD_SYSTEMS = (
             r"\bscripts/performance/\w+\.(?:py|sh)\b",
             r"\b(?:run_recipe|pretrain_decoder|finetune_decoder|launch_with_nemo_run)\.py\b",
         ),
+        read_as="megatron-bridge",
     ),
     _system(
         say("Primus's programs (its YAML is)"),

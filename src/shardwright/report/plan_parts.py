@@ -1,5 +1,5 @@
 """The parts of a plan's prediction as JSON, which the components in `report/page` show on the planning page and in the
-reports of runs. What is quick to compute comes first in PARTS."""
+reports of runs. The quickest to compute comes first in PARTS."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

@@ -110,7 +110,7 @@ class _Ordering:
         for free in range(1, self._first_node, _RESOURCES):
             links = list(range(free + 1, free + 1 + len(Product)))
             self._ranks.append(_Rank(free, links, queue=free + 1 + len(Product), computed=free + 2 + len(Product)))
-        # When the stage of n made a product; and when a product for the stage of n was sent. What its own rank makes
+        # When the stage of n made a product; and when a product for the stage of n was sent. A product of its own rank
         # for a stage is there as soon as it is made, and so are tokens, and the gradient of the loss.
         self._made, self._sent = ([[_MISSING] * num_pairs for _ in Product] for _ in range(2))
         self._sent[Product.OUTPUT][: self._m] = self._sent[Product.GRADIENT][-self._m :] = [_START] * self._m
@@ -219,7 +219,7 @@ class _Ordering:
     def _computed(self, rank: _Rank, action: Action) -> tuple[int, object]:
         """The end of a computation; or, if an input is missing, the event that it waits for.
 
-        What its own rank has computed is there, because the rank computes one action after the other.
+        An input that its own rank computes is there, because the rank computes one action after the other.
         """
         kind, stage, _, _, parts = action
         second, is_late = rank.compute, False

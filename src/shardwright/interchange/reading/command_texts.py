@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from shardwright.config.base import shortened
 from shardwright.config.phrase import say
-from shardwright.interchange.reading.shell_marks import readable
+from shardwright.interchange.reading.file_signs import CONFIGURATIONS
+from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_pipes import Given, Printed, printed_by
 from shardwright.interchange.reading.shell_reading import values_read
+from shardwright.interchange.reading.shell_sed import sed
 from shardwright.interchange.reading.shell_skipped import is_name
 from shardwright.interchange.reading.shell_words import Token
 
@@ -44,7 +47,7 @@ class CommandTexts:
                 return
             with self.script.printing(Printed()) as printed:
                 yield
-            if words and words[0] != "tee" and target.plain not in ("1", "2"):
+            if words and target.plain not in ("1", "2"):
                 path = self.script.variables.text_of(target)
                 self._keep(line, words, path, printed, appends=">>" in redirected)
 
@@ -58,8 +61,8 @@ class CommandTexts:
             text = variables.document_of(token.document) if token.expands else token.document
             return Given(text + "\n" if text else "")
         if token := redirected.get("<"):
-            text = script.written.get(variables.text_of(token), "")
-            return Given(text + ("" if text.endswith("\n") else "\n")) if text else None
+            content = script.text_of_file(variables.text_of(token))
+            return None if content is None else Given(content)
         return script.given
 
     def _keep(self, line: int, words: list[str], path: str, printed: Printed, *, appends: bool) -> None:
@@ -69,6 +72,26 @@ class CommandTexts:
             self.script.write(path, printed.text, appends)
         elif path in self.script.written and self.script.has_script(path):
             self.script.change(line, [path], words)
+        else:
+            self.script.lose(line, path)
+
+    def change_in_place(self, line: int, words: list[str]) -> None:
+        """Apply `sed -i` to files that are known, or note that they are changed."""
+        plain = [word for word in words[1:] if not word.startswith(("-i", "--in-place"))]
+        paths = [word for word in plain if self.script.text_of_file(word) is not None]
+        changed = []
+        for path in paths:
+            text = sed([word for word in plain if word not in paths], self.script.text_of_file(path) or "")
+            if text is None or any(map(unknown_names, plain)):
+                changed.append(path)
+            else:
+                self.script.write(path, text, appends=False)
+                self.script.files[PurePath(path).name] = text
+        for path in [word for word in plain if word in changed or word.lower().endswith(CONFIGURATIONS)]:
+            if path not in paths or path in changed:
+                self.script.lose(line, path)
+        if scripts := [path for path in changed if self.script.has_script(path)]:
+            self.script.change(line, scripts, words)
 
     def read_values(self, words: list[str]) -> bool | None:
         """Set the variables that `read` or `mapfile` set from what is given. False if nothing is left of it."""
@@ -90,8 +113,11 @@ class CommandTexts:
 
     def printed_by(self, words: list[str]) -> tuple[str | None, bool | None]:
         """Text that a command prints, and True if it succeeds; None for what is unknown."""
-        if words[0] == "cat" and len(words) == 2 and (text := self.script.written.get(words[1])):
-            return text + ("" if text.endswith("\n") else "\n"), True
+        if words[0] in ("cat", "grep", "sed", "head", "tail", "cut", "awk") and len(words) > 1:
+            *before, path = words
+            content = self.script.text_of_file(path)
+            if content is not None:
+                return printed_by(before, Given(content))
         if words[0] == "tee" and self.script.given is not None:
             text = self.script.given.all() or ""
             for word in (word for word in words[1:] if not word.startswith("-")):

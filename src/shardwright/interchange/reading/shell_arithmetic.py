@@ -25,7 +25,7 @@ _PRECEDENCE = (
     ("*", "/", "%"),
     ("**",),
 )
-# What changes a variable: NAME=, NAME+=, NAME++, ++NAME, and those of an element NAME[INDEX].
+# Operators that change a variable: NAME=, NAME+=, NAME++, ++NAME, and those of an element NAME[INDEX].
 _CHANGED = re.compile(
     r"(?<!\w)([A-Za-z_]\w{0,99})(?:\[[^\]]{0,99}\])?\s{0,9}(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
     r"|(?:\+\+|--)\s{0,9}([A-Za-z_]\w{0,99})"

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.interchange.reading.command_texts import PRINTING, CommandTexts
-from shardwright.interchange.reading.shell_arithmetic import changed_names
+from shardwright.interchange.reading.shell_assignments import value_with_changes
 from shardwright.interchange.reading.shell_braces import braced
 from shardwright.interchange.reading.shell_conditions import EQUALITIES, is_true
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, unknown_names
+from shardwright.interchange.reading.shell_outputs import printed
 from shardwright.interchange.reading.shell_pipes import FILTERS, SILENT
 from shardwright.interchange.reading.shell_skipped import (
     CASE_OPTION,
@@ -62,6 +63,11 @@ _SCRIPT_OPTIONS = ("-c", "-lc", "-xc", "-ec", "-ic", "-lic", "--wrap")  # of a s
 _SUBMITTED = re.compile(r"\s*(?:\w+=\S*\s+){0,8}(?:[\w./-]*/)?(?:sbatch|qsub|bsub|torchrun|deepspeed|accelerate)\s")
 _BEFORE = ("time", "command", "builtin")  # words before a command, which runs as without them
 _SOURCING = ("source", ".")
+# Names of files that set variables of a job, other than those that prepare a shell.
+_OF_SETTINGS = re.compile(
+    r"(?i)^(?!.*(?:set_?env|setup|activate|init))(?:.*[._-])?(?:env|config|conf|param|arg|argument|setting|var|variable|common|hparam|option)s?"
+    r"(?:[._-]|$)"
+)
 _HOOKS = re.compile("conda|mamba|hook|ssh-agent|modulecmd|brew|env_init")  # commands that prepare a shell
 
 
@@ -218,13 +224,8 @@ class CommandEffects(CommandTexts):
         return True
 
     def _arithmetic(self, text: str) -> bool | None:
-        """The truth of (( ... )); None if it is unknown. Variables that it assigns become unknown."""
-        variables = self.script.variables
-        if changed := changed_names(text):
-            for name in changed:
-                variables.doubt(name, appends=False)
-            return None
-        value = variables.arithmetic(text)
+        """The truth of (( ... )), which may change variables; None if it is unknown."""
+        value = value_with_changes(text, self.script.variables)
         return None if unknown_names(value) else value != "0"
 
     def _assign(self, token: Token) -> None:
@@ -242,7 +243,8 @@ class CommandEffects(CommandTexts):
         first_piece = token.pieces[0]
         pieces = (WordPiece("text", first_piece.text[first_piece.text.index("=") + 1 :], False), *token.pieces[1:])
         value = variables.text_of(Token(token.line, pieces=pieces))
-        if name in variables.integers and value.strip():
+        if name in variables.integers:
+            value = value if value.strip() else "0"
             sum_of = f"{name}+({value})" if appends and name in variables.values else value
             value, appends = variables.arithmetic(sum_of), False
         if value != mark(name) or name in variables.values:  # NAME=$NAME: who starts the script gives it
@@ -270,11 +272,15 @@ class CommandEffects(CommandTexts):
             if "nocasematch" in words and {"-s", "-u"} & {*words}:
                 script.variables.values[CASE_OPTION] = "1" if "-s" in words else ""
             return True
-        if name == "let" or (name == "printf" and words[1:2] == ["-v"]):
-            changed = words[2:3] if name == "printf" else [name for word in words[1:] for name in changed_names(word)]
-            for word in filter(is_name, changed):
-                script.variables.doubt(word, appends=False)
-            return None
+        if name == "let" and len(words) > 1:
+            return [self._arithmetic(word) for word in words[1:]][-1]
+        if name == "printf" and words[1:2] == ["-v"] and len(words) > 2:
+            text = None if any(map(unknown_names, words[3:])) else printed(words[3:])
+            if is_name(words[2]) and text is not None:
+                script.variables.put(words[2], text)
+            elif is_name(words[2]):
+                script.variables.doubt(words[2], appends=False)
+            return None if text is None else True
         return self._further_command(line, words, name, script)
 
     def _further_command(self, line: int, words: list[str], name: str, script: "Script") -> bool | None:
@@ -316,10 +322,15 @@ class CommandEffects(CommandTexts):
             return called.succeeds
         if name in ("sbatch", "srun", "salloc"):
             script.batch_options([part for word in words for part in word.split("=", 1)])
+        if name == "sed" and any(word.startswith(("-i", "--in-place")) for word in words):
+            self.change_in_place(line, words)
+        if name in ("cp", "mv", "yq") and len(words) > 2 and (name != "yq" or "-i" in words):
+            text = script.text_of_file(words[-2]) if name != "yq" and len(words) == 3 else None
+            if text is not None:
+                script.write(words[-1], text, appends=False)
+            elif name == "yq" or PurePath(words[-2]).name != PurePath(words[-1]).name:
+                script.lose(line, words[-1])
         if name in _OF_FILES:
-            changed = [word for word in words if script.has_script(word)]
-            if name == "sed" and any(word.startswith(("-i", "--in-place")) for word in words):
-                script.change(line, changed, words)
             return None
         return self._started(line, words, script)
 
@@ -343,6 +354,8 @@ class CommandEffects(CommandTexts):
                     script.start(text, self.depth + 1, arguments)
         elif is_sourced:
             self.note_unread(line, words)
+            if len(words) > 1 and not words[1].startswith("/") and _OF_SETTINGS.search(PurePath(words[1]).name):
+                script.doubt_all()
         else:
             return self._other_command(line, words, script)
         return True

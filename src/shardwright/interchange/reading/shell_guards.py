@@ -5,6 +5,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from shardwright.config.phrase import both, say
+from shardwright.interchange.reading.shell_arithmetic import changed_names
 from shardwright.interchange.reading.shell_commands import CommandEffects
 from shardwright.interchange.reading.shell_marks import RANK_NAME, UNKNOWN, unknown_names
 from shardwright.interchange.reading.shell_words import Token
@@ -76,8 +77,14 @@ class GuardedText(CommandEffects):
         for token in tokens:
             if any(piece.text == "#" and piece.kind == "variable" for piece in token.pieces):
                 names += [] if variables.has_arguments else ["#"]
-            names += [name for name in unknown_names(variables.text_of(token)) if not variables.is_made(name)]
+            names += [name for name in self._names_in(token) if not variables.is_made(name)]
         return [*dict.fromkeys(names)]
+
+    def _names_in(self, token: Token) -> list[str]:
+        """The names of what is unknown in a word; none in an expression that changes variables, which is done once."""
+        if any(piece.kind == "arithmetic" and changed_names(piece.text) for piece in token.pieces):
+            return []
+        return unknown_names(self.script.variables.text_of(token))
 
     def _ends_script(self, begin: int, ends: tuple[str, ...]) -> bool:
         """True if `exit` is among the commands from a place up to one of the words in `ends`."""
@@ -167,7 +174,7 @@ class GuardedText(CommandEffects):
     def _is_doubtful(self, begin: int) -> bool:
         """True if the words from `begin` on are unknown, and not only for unset variables, which count as empty."""
         variables = self.script.variables
-        names = [name for token in self.tokens[begin : self.at] for name in unknown_names(variables.text_of(token))]
+        names = [name for token in self.tokens[begin : self.at] for name in self._names_in(token)]
         return not names or any(map(variables.is_made, names))
 
 

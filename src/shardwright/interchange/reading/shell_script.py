@@ -13,6 +13,7 @@ from pathlib import PurePath
 
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.batch_options import options_of_lines, options_of_words, variables_of
+from shardwright.interchange.reading.file_signs import CONFIGURATIONS
 from shardwright.interchange.reading.followed_text import FollowedText
 from shardwright.interchange.reading.shell_commands import Command
 from shardwright.interchange.reading.shell_marks import unknown_names
@@ -46,6 +47,7 @@ class Script:
     present: frozenset[str] = frozenset()  # names of all files that are there
     commands: list[Command] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)  # texts of files that here-documents write, by name
+    lost: dict[str, int] = field(default_factory=dict)  # configurations that are changed in an unknown way: their lines
     unended: frozenset[str] = frozenset()  # names of `written` files whose last lines have no end
     batch: dict[str, str] = field(default_factory=dict)  # options of the batch system
     notes: list[str] = field(default_factory=list)
@@ -87,7 +89,7 @@ class Script:
                     succeeds = FollowedText(self, ShellReader(text).read(), self.level + 1).all()
             except ShellFault:  # asked for if a setting depends on it
                 is_known = False
-            # What is noted in it is taken as most have it, and what is started prints what nobody knows.
+            # A note tells of something taken as most have it, and a started program prints what nobody knows.
             is_known = is_known and (len(self.commands), len(self.notes)) == (num_commands, num_notes)
         self.functions, self.written, self.files, self.batch = state
         del self.commands[num_commands:], self.notes[num_notes:]
@@ -132,6 +134,7 @@ class Script:
         """Keep the text that the script writes into a file, which it may start or name afterwards."""
         if path.startswith("/dev/"):
             return
+        self.lost.pop(PurePath(path).name, None)
         before = self.written.get(path, "") if appends else ""
         between = "\n" if before and not before.endswith("\n") and path not in self.unended else ""
         self.written[path] = before + between + text.removesuffix("\n")
@@ -141,11 +144,23 @@ class Script:
         if name and (suffix in _SCRIPTS or (suffix not in _NO_SCRIPTS and not unknown_names(name))):
             self.files[name] = self.written[path]
 
+    def text_of_file(self, path: str) -> str | None:
+        """The text of a file that the script writes, or of one beside it, with the end of its last line."""
+        text = self.written.get(path, self.files.get(PurePath(path).name))
+        return text if text is None or text.endswith("\n") else f"{text}\n"
+
+    def lose(self, line: int, path: str) -> None:
+        """Note that a command writes what is unknown into a configuration."""
+        self.written.pop(path, None)
+        if path.lower().endswith(CONFIGURATIONS):
+            self.lost[PurePath(path).name] = line
+
     def change(self, line: int, paths: Sequence[str], words: Sequence[str]) -> None:
-        """Make unknown what a command writes into other scripts: the variables whose assignments are in its words."""
+        """Make unknown what a command writes into other scripts: the variables whose assignments are in its words, or
+        all that they assign."""
         names = {name for word in words for name in _ASSIGNED.findall(word)}
         for name in [PurePath(path).name for path in paths]:
-            for variable in names:
+            for variable in names or {*_ASSIGNED.findall(self.files[name])}:
                 assignment = re.compile(rf"^([ \t]*(?:export[ \t]+)?{variable}=).*$", re.MULTILINE)
                 self.files[name] = assignment.sub(rf"\1${variable}", self.files[name])
             self.notes.append(
@@ -227,6 +242,15 @@ class Script:
                 self.variables.doubt(name, appends)
             parts += [self.functions[name] for name in skipped.calls - seen if name in self.functions]
             seen |= skipped.calls
+
+    def doubt_all(self) -> None:
+        """Make unknown what a file of settings could set that is not there: each variable, and those with defaults."""
+        for name in [name for name in self.variables.values if name.isidentifier() and name.isascii()]:
+            value = self.variables.values[name]
+            is_program = isinstance(value, str) and value.endswith((".py", *_SCRIPTS))
+            if name != "IFS" and not is_program and name not in variables_of(self.batch):
+                self.variables.doubt(name, appends=False)
+        self.variables.is_open = True
 
     def note_unknown_item(self, line: int, item: str) -> None:
         """Note that a loop goes through something unknown."""

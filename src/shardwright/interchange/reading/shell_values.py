@@ -54,6 +54,7 @@ class Variables:
     changed: set[str] = field(default_factory=set)  # names whose values change as they are assigned, by `declare -u`
     associative: set[str] = field(default_factory=set)  # names of arrays whose indices are words, by `declare -A`
     num_shifted: int = 0  # arguments that nobody gave, and that `shift` has passed
+    is_open: bool = False  # if a file of settings that is not there may set further variables
     substituted: bool | None = True  # if the last command whose output is a part of a word has succeeded
     output_of: Callable[[str], str | None] = lambda text: None  # the output of commands; None if it is unknown
 
@@ -309,8 +310,8 @@ class Variables:
         if not modifier:
             return as_list(value if value is not None else unset)
         if kind in ("-", "="):
-            if not is_empty:
-                return as_list(value)
+            if not is_empty or (self.is_open and value is None and name.isidentifier()):
+                return as_list(mark(name) if value is None else value)
             default = self.with_own_mark(name, self._expanded(word, depth, keeps_quotes=quoted))
             if name not in ("@", "*"):
                 self.defaulted.setdefault(name, readable(default))

@@ -216,7 +216,7 @@ def _ignore_without_adapters(settings: Settings, spelled: Callable[[str], str]) 
 
 
 def _read_nf4(settings: Settings, fields: Flat, program: _Program, spelled: Callable[[str], str]) -> None:
-    """Set the fields of a base in NF4. What means another type of 4 bits stays unread, and is refused."""
+    """Set the fields of a base in NF4. A setting of another type of 4 bits stays unread, and is refused."""
     for name, words in (*_FOUR_BITS, *_NF4_SETTINGS):
         if _switch(settings, spelled(name)) in words:
             settings.ignore(spelled(name))  # now it is read

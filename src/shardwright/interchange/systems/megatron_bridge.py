@@ -6,19 +6,24 @@ is that of a name on the Hugging Face Hub.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.cluster_facts import usual_divisor
 from shardwright.config.phrase import say
+from shardwright.interchange.hydra_command import hydra_value
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.launcher import find_training_command
 from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
-from shardwright.interchange.reading.file_signs import FileSigns
+from shardwright.interchange.reading.file_signs import CONFIGURATIONS, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.python_source import Reader, Source, source_of_text
 from shardwright.interchange.reading.python_values import Named, ParsedCall, Unread
 from shardwright.interchange.reading.setting_notes import none_of_few
 from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SourceSystem
 from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
@@ -53,6 +58,9 @@ _OPTIMIZER = {
 }
 _PRECISIONS = {"bf16": {"bf16": True}, "fp16": {"fp16": True}}
 _FLOAT8 = {"delayed": "delayed", "current": "tensorwise", "subchannel": "blockwise"}
+_PROGRAM = "run_recipe"  # a file in Python
+_OPTIONS_OF_SCRIPT = ("--recipe", "--seq_length", "--step_func")
+_CHANGE = re.compile(r"\+{0,2}([a-z_]+)\.([a-z0-9_]+)=(.*)", re.DOTALL)
 _GPUS = re.compile(r"_([0-9]{1,6})gpus?_")  # of a recipe's name
 
 
@@ -97,7 +105,13 @@ def _with_adapter() -> ParsedCall:
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
-    """Read a recipe, with the Python files whose functions it calls and the model's config.json. Raises ShellFault."""
+    """Read a recipe, with the Python files whose functions it calls, the model's config.json, and the script that
+    starts it. Raises ShellFault."""
+    scripts = {name: text for name, text in texts.items() if not name.lower().endswith((".py", *CONFIGURATIONS))}
+    started = _started(scripts, asked) if scripts else None
+    if started is not None and CONFIG not in asked.variables:
+        asked = replace(asked, variables={**asked.variables, CONFIG: started.recipe})
+    texts = {name: text for name, text in texts.items() if name not in scripts}
     sources = [source_of_text(name, text) for name, text in texts.items() if name.endswith(".py")]
     others = [read_data(name, text) for name, text in texts.items() if not name.endswith(".py")]
     model = next((keys for keys in others if is_model(keys)), None)
@@ -113,8 +127,14 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
             )
         )
     settings = Settings(notes=list(reader.notes), overrides=asked.fields)
+    for section, field, value in started.changes if started else ():
+        if isinstance(config.keywords.get(section), ParsedCall):
+            config.keywords[section].keywords[field] = value
+        else:
+            settings.faults.append(say("{setting} is not known here; leave it out", setting=f"{section}.{field}"))
     arguments = _arguments(config, settings)
-    launched = _launched(name, asked, settings)
+    launched = started.launched if started and started.launched[1] else _launched(name, asked, settings)
+    settings.notes += started.notes if started else ()
     hub_name = config.keywords["model"].callee.removeprefix(_HUB) if _is_hub(config.keywords["model"]) else None
     settings.given = {"model": hub_name} if hub_name else {}
     shape = shape_fields(read_named_model(model, ("model",), asked, settings), asked)
@@ -125,6 +145,46 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         return ReadResult({}, settings, "megatron-core")
     fields = read_arguments(flags, spelled, asked, launched, settings, shape)
     return read_result(fields, settings, asked, launched, "megatron-bridge")
+
+
+@dataclass(frozen=True)
+class _Started:
+    """The recipe that a script starts, the fields that its words change, nodes and devices of each, and notes."""
+
+    recipe: str
+    changes: tuple[tuple[str, str, Any], ...]
+    launched: tuple[int, int]
+    notes: tuple[str, ...]
+
+
+def _started(scripts: Mapping[str, str], asked: Asked) -> _Started:
+    """The recipe that a script starts with Megatron-Bridge's program, and its words. Raises ShellFault for options that
+    could mean another training."""
+    command = find_training_command(
+        scripts, asked, lambda words: any(PurePath(word).stem == _PROGRAM for word in words)
+    )
+    recipe, changes = "", list[tuple[str, str, Any]]()
+    words = [*command.arguments]
+    while words:
+        word = words.pop(0)
+        option, equals, value = word.partition("=")
+        if option in _OPTIONS_OF_SCRIPT and not equals and words:
+            value = words.pop(0)
+        if option == "--recipe":
+            recipe = value
+        elif option == "--seq_length":
+            changes += [(section, "seq_length", hydra_value(value)) for section in ("model", "dataset")]
+        elif (match := _CHANGE.fullmatch(word)) and not unknown_names(word):
+            changes.append((match[1], match[2], hydra_value(match[3])))
+        elif (option, value) != ("--step_func", "gpt_step"):
+            raise ShellFault(
+                say(
+                    "{setting} of the script is not known here; leave it out of the script, and say what it means by "
+                    "fields of the job (--set SECTION.FIELD=VALUE)",
+                    setting=shortened(readable(word), 60),
+                )
+            )
+    return _Started(recipe, tuple(changes), (command.nodes, command.devices_per_node), command.notes)
 
 
 def _function(reader: Reader, asked: Asked) -> tuple[Source, str]:

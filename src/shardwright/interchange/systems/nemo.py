@@ -26,11 +26,12 @@ from shardwright.interchange.systems.nemo_fine_tuning import (
     KEYS_OF_ADAPTERS,
     adapter_flags,
     adapter_keys,
+    other_training,
     restored_shape,
     without_unused_adapters,
 )
 from shardwright.interchange.systems.nemo_signs import SIGNS
-from shardwright.interchange.training_programs import program_fault, told_by_names
+from shardwright.interchange.training_programs import told_by_names
 
 # NeMo's keys -> flags of Megatron-LM with the same values.
 _SAME = {
@@ -153,7 +154,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     flat = resolved(overridden({name.removeprefix("training."): value for name, value in flat.items()}, command_line))
     flat = {name: None if value == "null" else value for name, value in flat.items()}  # in quotes, too
     flat |= {name: value for name, value in asked.variables.items() if name in flat}
-    flat = without_unused_adapters(flat)
+    flat = without_unused_adapters(flat) | ({"trainer.max_steps": None} if flat.get("trainer.max_steps") == -1 else {})
     differing = [name for name, own in _OF_FINE_TUNING.items() if flat.get(name) not in (None, flat.get(own))]
     flat |= {_OF_FINE_TUNING[name]: flat[name] for name in differing}
     sizes = {
@@ -164,7 +165,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     given = _DEFAULTS | _flags_of(flat, nodes) | adapter_flags(flat)
     world = asked.cluster.devices or nodes * devices_per_node
     settings = Settings(given | {WORLD: world}, overrides=asked.fields)
-    settings.faults += [fault for fault in (program_fault(str(flat.get("name", ""))),) if fault]
+    settings.faults += [fault for fault in (other_training(flat),) if fault]
     if not asked.cluster.devices:
         _ask_for_devices(flat, [name for name, size in sizes.items() if not size], settings)
     if flat.get("trainer.precision") is None:

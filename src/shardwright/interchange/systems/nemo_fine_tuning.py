@@ -8,6 +8,7 @@ from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.named_model import shape_fields
 from shardwright.interchange.reading.settings import Flat, Settings
+from shardwright.interchange.training_programs import other_loss_fault, program_fault
 
 _PEFT = "model.peft."
 _LORA = _PEFT + "lora_tuning."
@@ -33,9 +34,22 @@ _TARGETS = {
 # Keys that say how adapters begin, or something of another scheme.
 _OF_ADAPTERS = ("variant", "column_init_method", "row_init_method", "position_embedding_strategy")
 _OTHER_SCHEMES = ("p_tuning.", "ia3_tuning.", "adapter_tuning.", "selective_tuning.", "restore_from_")
+# Sections of NeMo-Aligner's stages that learn by preferences or rewards.
+_STAGES = ("dpo", "ppo", "reinforce", "rs", "spin", "rm", "kd", "knowledge_distillation")
+_OTHER_LOSSES = (*(f"{part}.{stage}." for part in ("model", "trainer") for stage in _STAGES), "remote_critic_rm.")
 _SHAPE = ("model.num_layers", "model.hidden_size", "model.num_attention_heads")
 _RESTORED = ("model.restore_from_path", "model.restore_path")
 _OF_USER = ("model.name", "model.layers")
+
+
+def other_training(flat: Mapping[str, Any]) -> str:
+    """The fault of a file of NeMo's or NeMo-Aligner's that trains no decoder of text by next tokens; "" if none."""
+    of_others = [name for name in flat if name.startswith(_OTHER_LOSSES) or name == "model.reward_model_type"]
+    if of_others:
+        return other_loss_fault([f"{of_others[0]} = {shortened(str(flat[of_others[0]]), 40)}"])
+    of_runs = [str(flat.get(name, "")) for name in ("run.name", "exp_manager.name")]
+    names = [str(flat.get("name", "")), *(name for name in of_runs if "mamba" in name.lower())]
+    return next(filter(None, map(program_fault, names)), "")
 
 
 def without_unused_adapters(flat: dict[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Section:
     exposed: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
-# What the scripts write on a timeline; fields are in braces.
+# Texts that the scripts write on a timeline; fields are in braces.
 WORDS = {
     "rank": "rank",
     "keeps": "keeps",
