@@ -137,7 +137,9 @@ class Timeline:
 def make_timeline(program: Program, times: Times) -> Timeline:
     """Explain the times of a program."""
     num_steps = times.num_steps(program)
-    all_starts, all_ends = ([np.array(moments) for moments in rows] for rows in (times.start, times.end))
+    all_starts, all_ends = (  # of a list, twice as fast as np.array
+        [np.fromiter(moments, float, len(moments)) for moments in rows] for rows in (times.start, times.end)
+    )
     all_waits, lives = waits_by_rank(program, all_starts, all_ends, num_steps), _lives_by_rank(program)
     ranks = []
     for rank, (row, columns) in enumerate(zip(program.ranks, columns_by_rank(program), strict=True)):
@@ -149,7 +151,8 @@ def make_timeline(program: Program, times: Times) -> Timeline:
         kept = kept_on_rank(lives[rank], program.sizes, starts, ends, num_steps)
         timed = times.rows[rank], columns, starts, ends, num_steps
         ranks.append(RankTimeline(*timed, computations=computations, updates=updates, waits=waits, kept=kept))
-    return Timeline(program, times.makespan, tuple(ranks))
+    makespan = max((float(ends.max(initial=0.0)) for ends in all_ends), default=0.0)
+    return Timeline(program, makespan, tuple(ranks))
 
 
 @partial(kept_by_identity, most=4)

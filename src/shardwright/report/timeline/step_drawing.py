@@ -58,7 +58,7 @@ class StepDrawing:
     def section(self) -> Section:
         """The timeline with what follows it, as a page draws it."""
         drawn, timeline = self.drawn, make_timeline(self.program, self.times)
-        tail = _tail(drawn.step, drawn.actions, self.times.makespan) if drawn.step and drawn.actions else {}
+        tail = _tail(drawn.step, drawn.actions, timeline.makespan) if drawn.step and drawn.actions else {}
         exposed = _exposed_shares(drawn.actions) if drawn.actions else {}
         unit = "s" if drawn.is_seconds else ""
         return Section(self.job.name, self.shape, timeline, unit=unit, tail=list(tail.items()), exposed=exposed)
