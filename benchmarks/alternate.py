@@ -1,8 +1,8 @@
-"""What the benchmarks share: two Gloo ranks, and functions that are timed in turn.
+"""Parts that the benchmarks share: two Gloo ranks, and functions that are timed in turn.
 
 On a machine that others use too, seconds say little. So a benchmark times ours and the baseline alternately in the
 same processes, divides the two times of each round, and reports the median of these ratios with their quartiles.
-What slows the machine down for a while slows both, and falls out.
+A cause that slows the machine down for a while slows both, and falls out.
 """
 
 import gc
@@ -153,7 +153,7 @@ def alternate(ours: Callable[[], object], baseline: Callable[[], object], most_r
 
 
 def _agree(goes_on: bool) -> bool:
-    """Whether all ranks go on."""
+    """True if all ranks go on."""
     goes = torch.tensor(int(goes_on))
     dist.all_reduce(goes, dist.ReduceOp.MIN)
     return bool(goes)

@@ -51,7 +51,7 @@ BY_MICROBATCH, NO_RULE, NO_NEED = "Switch's loss, by microbatch", "none", "none 
 
 @dataclass(frozen=True)
 class Setting:
-    """What chooses, and by name what may balance it. Experts that choose their tokens need no rule."""
+    """A gate, and by name the rules that may balance it. Experts that choose their tokens need no rule."""
 
     gate: dict[str, Any]
     rules: dict[str, dict[str, Any]]
@@ -83,7 +83,7 @@ MOST = 1.5  # what is called even
 
 @dataclass
 class Run:
-    """What became of one setting, step by step."""
+    """The course of one setting, step by step."""
 
     gate: str
     rule: str

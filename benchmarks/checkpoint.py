@@ -1,4 +1,4 @@
-"""What saving costs a run that goes on, against torch.distributed.checkpoint's own `async_save`; and how fast we read.
+"""The cost of saving beside a run, against torch.distributed.checkpoint's own `async_save`; and how fast we read.
 
     .venv/bin/python benchmarks/checkpoint.py save       # about 5 minutes
     .venv/bin/python benchmarks/checkpoint.py read       # about 3 minutes, and 2 GB of disk

@@ -1,4 +1,4 @@
-"""What a layer keeps and attention moves over cp, by method and degree: measured on ranks, beside what is predicted.
+"""Bytes that a layer keeps and attention moves over cp, by method and degree: measured on ranks, beside predictions.
 
     python benchmarks/context.py
 

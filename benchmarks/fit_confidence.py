@@ -157,7 +157,7 @@ def left_out_confidences(some: Sequence[Pair]) -> list[float]:
 
 
 def calibration(some: Sequence[Pair], confidences: Sequence[float], low: float, high: float) -> Calibration:
-    """What came of the pairs whose confidence is from `low` to below `high`, which may be 1."""
+    """The outcome of the pairs whose confidence is from `low` to below `high`, which may be 1."""
     count = Counter(pair.sweep for pair in some)
     called = [(p, sure) for p, sure in zip(some, confidences, strict=True) if low <= sure < high or sure == high == 1]
     right = np.array([pair.measured * pair.predicted > 0 for pair, _ in called], float)

@@ -132,7 +132,7 @@ def weights_of(rows: list[Measured]) -> np.ndarray:
 
 
 def usable(rows: list[Measured]) -> list[Measured]:
-    """What can be fitted to."""
+    """The rows that constants can be fitted to."""
     return [row for row in rows if row.run and row.step_s and row.is_latest and row.tier in SHARES and not row.faults]
 
 

@@ -4,7 +4,7 @@
 
 Two ranks train on this machine, and one is killed at random: failures come at a constant rate, drawn from a seed. Each
 round goes through checkpoints every so many seconds and `checkpoint.auto`, all under the same failures at the same
-seconds of a window of the same length; the next round takes others. What is measured is the share of the window that
+seconds of a window of the same length; the next round takes others. The measure is the share of the window that
 the steps took which the run was ahead at its end, had none been disturbed. The model (cost/failures.py) is given what
 was seen in the same window: mean time between failures, what a checkpoint costs and how long its writing takes, and how
 long a restart does.
@@ -46,7 +46,7 @@ _SAVED = re.compile(r"step (\d+) is saved: the run waited [\d.]+ s, all was dura
 
 @dataclass
 class Attempt:
-    """What ranks have said from their start to their end, with the seconds at which they did. A save has the seconds
+    """Messages of ranks from their start to their end, with the seconds at which they came. A save has the seconds
     of its writing, too."""
 
     steps: list[tuple[float, int]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Attempt:
 
 @dataclass
 class Seen:
-    """What a run has said so far."""
+    """The messages of a run so far."""
 
     attempts: list[Attempt] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Seen:
 
 @dataclass
 class Window:
-    """What windows show, as lists and sums over all of them."""
+    """Measurements of windows, as lists and sums over all of them."""
 
     seconds: float = 0.0
     idle_s: float = 0.0  # without ranks that could fail
@@ -112,12 +112,12 @@ class Window:
 
     @property
     def modelled(self) -> float:
-        """What the model gives for `measured`."""
+        """The prediction of the model for `measured`."""
         return float(goodput(self.job, self.interval_s).training)
 
     @property
     def job(self) -> Reliability:
-        """What the model is given."""
+        """The input of the model."""
         return Reliability(
             between_failures_s=(self.seconds - self.idle_s) / self.num_failures,
             checkpoint_s=max(0.0, self.going_s - self.going_steps * self.step_s) / self.going_saves,
@@ -184,7 +184,7 @@ def run(interval: float | str, failures: Sequence[tuple[float, int]], window_s: 
 
 
 def read(seen: Seen, began_s: float, ended_s: float, struck_s: list[float], idle_s: float) -> Window:
-    """What a window shows."""
+    """The measurements of a window."""
     result = Window(seconds=ended_s - began_s, idle_s=idle_s, num_failures=len(struck_s))
     last = first = 0
     for attempt in seen.attempts:

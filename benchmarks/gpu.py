@@ -1,4 +1,4 @@
-"""What one CUDA device shows: right numbers, kernels, speed, memory, runs, a calibration, in calls of eight minutes.
+"""Tests of one CUDA device: right numbers, kernels, speed, memory, runs, a calibration, in calls of eight minutes.
 
     .venv/bin/python benchmarks/gpu.py                             # make gpu: all parts, as far as one call comes
     .venv/bin/python benchmarks/gpu.py --parts kernels,mfu         # some of them
@@ -7,9 +7,9 @@
 
 Each part runs in a process of its own, has a limit of its own, and leaves PART.json in the folder of `--out`. The same
 call once more goes on: behind the last row of a part whose time was over, or that was interrupted, and with the parts
-that had no time; a part that is over is not run again without `--again`. What fails is written down with its error, and
+that had no time; a part that is over is not run again without `--again`. A failure is written down with its error, and
 the rest goes on: case by case, and where a kernel leaves the device's context in ruins another process goes on behind
-that case. What was compiled is kept for the next call (TORCHINDUCTOR_CACHE_DIR, by default runs/gpu-compiled).
+that case. Compiled kernels are kept for the next call (TORCHINDUCTOR_CACHE_DIR, by default runs/gpu-compiled).
 docs/gpu.md plans half an hour on a device, and benchmarks/README.md says what the parts measure.
 """
 
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def is_wrong(part: dict[str, Any]) -> bool:
-    """Whether a part did not come to its end, or a case of it failed."""
+    """True if a part did not come to its end, or a case of it failed."""
     return part["status"] != "complete" or any("error" in row or row.get("ok") is False for row in part["rows"])
 
 
@@ -117,7 +117,7 @@ def _run(asked: argparse.Namespace, names: list[str], folder: Path) -> None:
 
 
 def may_go_on(before: Row, bench: Bench, device: Row) -> bool:
-    """Whether the rows of a part are of such a call on such a device, and others may follow them."""
+    """True if the rows of a part are of such a call on such a device, and others may follow them."""
     return before.get("mode") == bench.mode and before.get("device") == device
 
 
@@ -171,7 +171,7 @@ def _in_child(name: str, bench: Bench) -> None:
 
 
 def _device_of(asked: argparse.Namespace) -> Row:
-    """What runs this. Ends the command where there is no such device."""
+    """The device that runs this. Ends the command where there is no such device."""
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch, "device.json")
         process = Fork.Process(target=_look_at_device, args=("dry" if asked.dry else asked.device, file))

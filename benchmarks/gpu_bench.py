@@ -1,4 +1,4 @@
-"""What the parts of gpu.py share: the device, cases of which each may fail alone, and timing by CUDA's events.
+"""Tools that the parts of gpu.py share: the device, cases of which each may fail alone, and timing by CUDA's events.
 
 A part is a list of cases. A case gives a row, a dict that JSON can hold; what it raises becomes a row too. Rows are
 written after each case into the part's file, so that what ends a part early takes nothing with it and another call goes
@@ -45,7 +45,7 @@ class Bench:
 
     @property
     def mode(self) -> dict[str, Any]:
-        """What a file must say to be of such a call."""
+        """The fields that a file of such a call must have."""
         return {"kind": self.kind, "dry": self.is_dry, "quick": self.is_quick}
 
     def file(self, part: str) -> Path:
@@ -94,7 +94,7 @@ class TimeIsOverError(Exception):
 
 
 def read_part(path: Path) -> Row:
-    """What is known of a part; nothing if it was not begun."""
+    """The record of a part; nothing if it was not begun."""
     result: Row = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return result
 

@@ -95,7 +95,7 @@ def _prices(job_json: str) -> tuple[Rates | None, dict[str, KernelTime]]:
 
 
 def operator_prices(bench: Bench, job: JobSpec) -> dict[str, KernelTime]:
-    """What the cost model says of each operator of a layer, by its name; nothing where the device is not known."""
+    """The cost model's time of each operator of a layer, by its name; nothing where the device is not known."""
     return _prices(job.model_dump_json())[1] if bench.catalog_name else {}
 
 

@@ -46,7 +46,7 @@ _UPDATED = 100_000_000  # elements of a shard
 
 @dataclass(frozen=True)
 class _Done:
-    """What a kernel must do, and what is predicted for it; `number` is that of its products."""
+    """The work that a kernel must do, and the prediction for it; `number` is that of its products."""
 
     flops: float = 0.0
     num_bytes: float = 0.0
@@ -259,8 +259,8 @@ def _loss(bench: Bench, job: JobSpec) -> Row:
 
 
 def _update(bench: Bench) -> Row:
-    """The clipped update of a shard and its copy to bf16. What must move: gradient, master and two moments in, and all
-    but the gradient and the weights in bf16 out."""
+    """The clipped update of a shard and its copy to bf16. Its least traffic: gradient, master and two moments in,
+    and all but the gradient and the weights in bf16 out."""
     size = _UPDATED // 1000 if bench.is_quick or bench.kind == "cpu" else _UPDATED
     job = job_of(bench, "dense 1B", 8192)
     values = torch.zeros(size, dtype=torch.bfloat16, device=bench.device)

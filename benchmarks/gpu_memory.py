@@ -52,7 +52,7 @@ def jobs(bench: Bench) -> dict[str, JobSpec]:
 
 
 def dry_row(job: JobSpec) -> Row:
-    """What a dry run and the account say."""
+    """The peak of a dry run, and the bytes of the account."""
     dry = dry_run(job, 0, "cuda")
     peak = dry.peak.as_dict() | {"operator": dry.peak.operator, "action": dry.peak.action}
     return {"dry": peak, "account": dry.account.as_dict(), "dry torch": torch.__version__}

@@ -136,6 +136,6 @@ def _causes(job: JobSpec, mesh: Mesh, replica: Replica, tokens: Tensor) -> Row:
 
 
 def kind_of_kernel(name: str) -> str:
-    """What a kernel is for, by its name."""
+    """The purpose of a kernel, by its name."""
     low = name.lower()
     return next((kind for kind, words in _KINDS.items() if any(word in low for word in words)), "elementwise")

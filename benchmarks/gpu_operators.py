@@ -68,7 +68,7 @@ def _limit(dtype: torch.dtype, inner: int, roundings: int = 2) -> float:
 
 @dataclass(frozen=True)
 class _Attended:
-    """What is attended to by a rule: tokens of one's own document, or so many before, with scores held down, less by
+    """The keys that a rule attends to: tokens of one's own document, or so many before, with scores held down, less by
     distance, or one more for each head."""
 
     has_documents: bool = False
@@ -299,7 +299,7 @@ def _plain_nf4(words_RW: Tensor, row: Nf4Row) -> Tensor:
 
 
 def _initial(bench: Bench) -> Row:
-    """What has no values has none to begin with: in a dry run the CPU writes them."""
+    """Initial weights bit for bit. Tensors of a dry run have no values, so that the CPU writes them there."""
     same = []
     for shape, box in _BOXES:
         place = ParameterShard(shape, box, "normal", 0.006, "layers.3.weight")

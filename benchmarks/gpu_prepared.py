@@ -1,7 +1,7 @@
-"""What gpu.py takes from a CPU, made before there is a device: references of parts equal and ranks, and the dry runs of
-part memory.
+"""Results that gpu.py takes from a CPU, made before there is a device: references of parts equal and ranks, and the
+dry runs of part memory.
 
-gpu_bundle.py writes them into a folder beside these scripts. What is not there is made where it is needed.
+gpu_bundle.py writes them into a folder beside these scripts. A missing one is made where it is needed.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ class Prepared:
         return self._file(key).stat().st_size
 
     def dry_run(self, key: str, make: Callable[[], Row]) -> Row:
-        """What a dry run showed, made if it is not there."""
+        """The row of a dry run, made if it is not there."""
         result = self._dry_runs.get(key)
         return make() if result is None else result
 

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/gpu_probe.py          # make gpu-probe: on the first CUDA device, a minute
     .venv/bin/python benchmarks/gpu_probe.py --dry    # on tensors without memory: that all calls are as torch has them
 
-What raises is a line too, and the next question is asked.
+An error is a line too, and the next question is asked.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _MOST_SAID, _MOST_OF_ERROR = 2000, 160  # letters
 
 
 def context_memory(bench: Bench) -> str:
-    """What the driver's context takes, before anything else is there and after a product."""
+    """The memory that the driver's context takes, before anything else is there and after a product."""
     if bench.is_dry:
         return "a dry run has no context"
 
@@ -153,7 +153,7 @@ def sums_by_index(bench: Bench) -> str:
 
 
 def launches(bench: Bench) -> str:
-    """What a launch takes of the host: of a kernel in place, and of a small product through autograd."""
+    """The time that a launch takes of the host: of a kernel in place, and of a small product through autograd."""
     x, w = bench.normal(16, 16), bench.normal(16, 16).requires_grad_()
     printed = []
     for name, work in (("in place", lambda: x.add_(1.0)), ("a product", lambda: x @ w)):
@@ -203,7 +203,7 @@ def _repeats(bench: Bench, work: Callable[[], Tensor]) -> str:
 
 
 def _answer(bench: Bench, ask: Callable[[], str]) -> str:
-    """What was answered, or raised, in one line."""
+    """The answer, or the error that was raised, in one line."""
     try:
         printed = ask()
         bench.settle()

@@ -69,7 +69,7 @@ def referred_jobs() -> list[JobSpec]:
 
 
 def cases(bench: Bench) -> list[Case]:
-    """What NCCL says, then all strategies of two ranks."""
+    """The case of NCCL's own answer, then those of all strategies of two ranks."""
     names = list(PLANS)[::4] if bench.is_quick else list(PLANS)
     pairs = {"Gloo on the CPU, the control": "cpu", "Gloo through copies of tensors": "host"}
     if bench.kind == "cuda":
@@ -112,7 +112,7 @@ def _strategies(bench: Bench, case: str, via: str, names: list[str]) -> Row:
 
 
 def _run_pair(bench: Bench, via: str, names: list[str]) -> dict[str, Any]:
-    """What both ranks measured: the larger difference of each plan; and an error, if one of them had one."""
+    """The measurements of both ranks: the larger difference of each plan; and an error, if one of them had one."""
     with tempfile.TemporaryDirectory() as folder:
         outs = [Path(folder, f"rank{rank}.json") for rank in range(2)]
         device = "cpu" if bench.kind != "cuda" or via == "cpu" else "cuda"
@@ -164,7 +164,7 @@ def _larger(a: Row, b: Row) -> Row:
 
 
 class HostTransport:
-    """What a group carries goes through host memory. Waiting for it ends with a copy on the stream that waits."""
+    """A transport whose messages go through host memory. A wait for one ends with a copy on the stream that waits."""
 
     is_gloo = False  # callers ask for what they would ask of NCCL
 
@@ -218,7 +218,7 @@ class HostTransport:
         return _Copied(self._inner.gather(list(host), x.cpu(), target), whole, host)
 
     def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
-        """Send to a rank. What was sent is kept until it has arrived, whoever forgets it."""
+        """Send to a rank. The tensor is kept until it has arrived, whoever forgets it."""
         work = self._inner.send(x.detach().cpu().contiguous(), to, tag)
         self._sent = [*(one for one in self._sent if not one.is_completed()), work]
         return _Copied(work, None, None)
@@ -240,7 +240,7 @@ class _Copied:
         self._work, self._out, self._host, self._is_over = work, out, host, False
 
     def is_completed(self) -> bool:
-        """Whether it is over, its copy issued."""
+        """True if it is over, its copy issued."""
         if not self._is_over and self._work.is_completed():
             self.wait()
         return self._is_over
@@ -266,7 +266,7 @@ def _through_host(rank: int, lines: list[list[int]]) -> Transport | None:
 
 
 def _record(job: JobSpec, mesh: Mesh) -> Record:
-    """What this rank did."""
+    """The record of this rank: its steps, and its boxes of the parameters."""
     replica, share = build(job, mesh), job.batch.global_batch_size // job.plan.dp
 
     def mine(step: int) -> Tensor:

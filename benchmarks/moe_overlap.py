@@ -1,4 +1,4 @@
-"""What overlapped pairs hide of the all-to-all of experts: DualPipeV, pp 2 x ep 2, pairs against the same without.
+"""All-to-alls of experts that overlapped pairs hide: DualPipeV, pp 2 x ep 2, pairs against the same without.
 
     sudo .venv/bin/python benchmarks/moe_overlap.py
 

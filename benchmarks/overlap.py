@@ -1,4 +1,4 @@
-"""What overlapped pairs hide: the same program with its pairs side by side, and one part after the other.
+"""The time that overlapped pairs hide: the same program with its pairs side by side, and one part after the other.
 
     sudo .venv/bin/python benchmarks/overlap.py
 
@@ -107,7 +107,7 @@ class Observed(PipelineExecutor):
 
 @dataclass
 class Contest:
-    """The two programs of a case on this rank, ready to run. What communication of `axis` is hidden is the question."""
+    """The two programs of a case on this rank, ready to run. They tell how much communication of `axis` is hidden."""
 
     mesh: Mesh
     job: JobSpec
@@ -147,7 +147,7 @@ class Contest:
         return losses + [p.gradient.clone() for stage in stages for p in placed_parameters(stage).values()]
 
     def wire_bytes(self) -> float:
-        """What this rank's link carries in a step, headers of TCP and Ethernet included. After a step."""
+        """The bytes that this rank's link carries in a step, headers of TCP and Ethernet included. After a step."""
         return HEADERS * sum(self.mesh.ledger.by_link().values())
 
 
@@ -194,7 +194,7 @@ def compare(contest: Contest, megabits_per_s: float) -> list[str]:
 
 
 def simulated_ratio(contest: Contest, steps: list[dict[Action, Spent]], megabits_per_s: float, pair: float) -> float:
-    """What the simulator makes of the two programs, given what each part takes in turn."""
+    """The ratio that the simulator gives for the two programs, from the seconds that each part takes in turn."""
     took: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     for step in steps[WARMUP:]:
         for action, spent in step.items():

@@ -15,7 +15,7 @@ def reset_peak() -> None:
 
 
 def resident_bytes() -> int:
-    """What is resident now."""
+    """The memory that is resident now."""
     return _status("VmRSS")
 
 

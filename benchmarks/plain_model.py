@@ -1,6 +1,6 @@
 """The decoder as a user of torch writes it: torch.nn modules, batch first, nothing of ours.
 
-What a baseline runs should be fast, so each choice is the fastest of those tried on a CPU: query, key and value are
+A baseline should be fast, so each choice is the fastest of those tried on a CPU: query, key and value are
 one product, gate and up are one, and rotary positions are a multiplication of complex numbers, as in Meta's own Llama,
 which costs a fifth of the usual concatenation of halves. That needs the elements of a pair side by side: the rows of
 the query and key matrices are put in that order when our weights are copied, and the model is the same.

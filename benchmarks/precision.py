@@ -76,7 +76,7 @@ SETTINGS = {
 
 @dataclass
 class Run:
-    """What became of one setting. `zeros` are shares of the gradient's elements that are zero."""
+    """The course of one setting. `zeros` are shares of the gradient's elements that are zero."""
 
     losses: list[float] = field(default_factory=list)
     zeros: list[float] = field(default_factory=list)

@@ -6,7 +6,7 @@
 A file counts as read if all that it says is in the job or without effect, as told if a line says what is not, as asked
 if it leaves something to the user (the model's config.json, the vocabulary, a file that it names, GPUs), and as refused
 with a reason if it trains what is not counted (adapters, preferences, state spaces, other programs) or does not divide.
-What remains was refused without one of these reasons, and is a setting that is not known.
+Any other file was refused without one of these reasons, and has a setting that is not known.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What recomputation saves and costs: measured bytes and time of a step, by policy, on one rank and one thread.
+"""Savings and costs of recomputation: measured bytes and time of a step, by policy, on one rank and one thread.
 
     python benchmarks/recompute.py
 
@@ -93,12 +93,12 @@ class Step:
         return train_step(self.replica, 0, self.tokens_BS).loss
 
     def constants(self) -> list[Tensor]:
-        """What is there anyway."""
+        """The tensors that are there anyway: parameters, tables and tokens."""
         stage = self.replica.stages[0]
         return [p.detach() for p in placed_parameters(stage).values()] + stage.tables.tensors + [self.tokens_BS]
 
     def layer_bytes(self) -> int:
-        """What one layer keeps, measured."""
+        """The bytes that one layer keeps, measured."""
         stage = self.replica.stages[0]
         x = stage.empty_hidden(BATCH).normal_().requires_grad_()
         run = stage.forward_pass(Microbatch(0, 0, 0))

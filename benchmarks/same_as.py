@@ -87,7 +87,7 @@ def shardwright(checkout: Path, *arguments: str, folder: Path) -> str:
 
 
 def predictions(checkout: Path, folder: Path) -> Iterator[tuple[str, Any]]:
-    """What the commands that predict print, by the command."""
+    """The answers of the commands that predict, by the command."""
     rows = folder / "rows.csv"
     truth = HERE / "benchmarks" / "truth" / "runs.csv"
     yield (

@@ -122,7 +122,7 @@ def measure_peak(mesh: Mesh, job: JobSpec, name: str) -> dict[str, float]:
 
 
 def _collect(work: Callable[[Mesh, JobSpec], Any], job: JobSpec) -> Any:
-    """What `work` gives on the first of two new ranks."""
+    """The result of `work` on the first of two new ranks."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         file = Path(folder, "found.json")
 
@@ -173,7 +173,7 @@ def _say(line: str) -> None:
 
 
 def _agree(goes_on: bool) -> bool:
-    """Whether all ranks go on."""
+    """True if all ranks go on."""
     goes = torch.tensor(int(goes_on))
     dist.all_reduce(goes, dist.ReduceOp.MIN)
     return bool(goes)

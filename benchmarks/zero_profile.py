@@ -1,4 +1,4 @@
-"""What a data-parallel step does beside its matrix products and attention, ours and DDP's: where the time goes.
+"""The work of a data-parallel step beside its matrix products and attention, ours and DDP's: where the time goes.
 
     .venv/bin/python benchmarks/zero_profile.py
     .venv/bin/python benchmarks/zero_profile.py --systems "ours,DDP,FSDP2" --top 30

@@ -52,7 +52,7 @@ Step = Callable[[Tensor], tuple[float, float]]  # the mean loss, and the gradien
 
 @dataclass(frozen=True)
 class Setting:
-    """What a system is made from. Without `weights` (names of the plain model) a baseline draws its own."""
+    """The parts that a system is made from. Without `weights` (names of the plain model) a baseline draws its own."""
 
     job: JobSpec
     mesh: Mesh

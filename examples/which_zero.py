@@ -1,4 +1,4 @@
-"""What each stage of ZeRO saves a rank, and what it costs: memory and seconds of one job under four plans. No torch.
+"""The memory that each stage of ZeRO saves a rank, and its cost in seconds: one job under four plans. No torch.
 
 python examples/which_zero.py
 """

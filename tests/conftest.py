@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings and fixtures of all tests."""
 
 import gc
 import os
@@ -69,7 +69,7 @@ for _number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
         signal.signal(_number, lambda *_: None)
 
 
-# What is imported for the tests, and the tests themselves, are no garbage: nobody looks for cycles among them, neither
+# Imports of the tests, and the tests themselves, are no garbage: nobody looks for cycles among them, neither
 # while they are made nor at each of the many later looks at all that there is.
 gc.disable()
 
@@ -131,7 +131,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @cache
 def _starts_processes(module: ModuleType) -> bool:
-    """Whether a module of tests names something that starts processes."""
+    """True if a module of tests names something that starts processes."""
     return any(value is subprocess or _comes_from(value) in _STARTING for value in vars(module).values())
 
 

@@ -11,7 +11,7 @@ FILES = sorted(FOLDER.rglob("*.py"))
 
 
 def names_at(file: Path) -> set[str]:
-    """What a file defines, imports or sets at its top."""
+    """The names that a file defines, imports or sets at its top."""
     result = set()
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -2,10 +2,12 @@
 
 import ast
 import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,50 @@ def test_a_docstring_stands_by_itself() -> None:
     assert leaning == []
 
 
+# A sentence that begins so hides its subject. Questions may, for they end with their mark.
+WITHOUT_SUBJECT = re.compile(r"(?:^|[.:!?][)'`]? |[-*] |\()((?:What|Whether|That of|Those of)\b[^.?]*(?:[.?]|$))")
+
+
+def prose_of(source: str) -> Iterator[str]:
+    """The paragraphs of a file's docstrings and of other strings that are statements, and the lines of its comments."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from re.split(r"\n\s*\n", node.value.value)
+    for token in tokenize.generate_tokens(StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string.lstrip("#:")
+
+
+def without_subject(source: str) -> list[str]:
+    """The sentences of a file's docstrings and comments that do not begin with their subject."""
+    if not re.search(r"\b(What|Whether|That of|Those of)\b", source):  # most files, which need not be parsed
+        return []
+    sentences = [one for text in prose_of(source) for one in WITHOUT_SUBJECT.findall(" ".join(text.split()))]
+    return [sentence for sentence in sentences if not sentence.endswith("?")]
+
+
+def test_a_sentence_begins_with_its_subject() -> None:
+    """Readers whose first language is another look for it there."""
+    root = SOURCE.parent.parent
+    files = [file for folder in ("src", "tests", "benchmarks", "examples") for file in (root / folder).rglob("*.py")]
+    assert len(files) > 1000
+    texts = {str(file.relative_to(root)): file.read_text(encoding="utf-8") for file in files}
+    assert {name: sentences for name, text in texts.items() if (sentences := without_subject(text))} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "sentences"),
+    [
+        ('"""What it holds."""', ["What it holds."]), ('x = 1\n"""A number. Those of\n    two."""', ["Those of two."]),
+        ("x = 1  # Whether it is one", ["Whether it is one"]), ("# It is. That of x is not.", ["That of x is not."]),
+        ('"""A file.\n\n    use it\n\nWhat is not there is made.\n"""', ["What is not there is made."]),
+        ('"""What is it? A number."""', []), ('x = "What it holds."  # Whatever it is, what it holds.', []),
+    ],
+)  # fmt: skip
+def test_a_sentence_without_its_subject_is_seen(source: str, sentences: list[str]) -> None:
+    assert without_subject(source) == sentences
+
+
 def test_files_that_the_source_names_exist() -> None:
     """By their name alone, or from a folder of the package or of the project on."""
     names, root = {file.name for file in FILES}, SOURCE.parent.parent
@@ -181,7 +227,7 @@ def test_no_mark_of_a_merge_is_left() -> None:
     assert [str(file) for file in texts if mark.search(file.read_text(encoding="utf-8", errors="replace"))] == []
 
 
-# What runs code that a file brings along, by its name or the end of it; and where what is read is no file.
+# Functions that run code which a file brings along, by their name or the end of it; and uses that read no file.
 RUNNING = (
     "pickle.load", "pickle.loads", "pickle.Unpickler", "pickle.*", "marshal.*", "shelve.*", "dill.*", "joblib.*",
     "cloudpickle.*", "torch.load", "torch.hub.load", "torch.jit.load", "torch.package.PackageImporter", "np.load",
@@ -200,7 +246,7 @@ UNSAFE_OPTIONS = {"allow_pickle": True, "weights_only": False, "trust_remote_cod
 
 
 def runs_code(name: str) -> bool:
-    """Whether a function of that name is one of those."""
+    """True if a function of that name is one of RUNNING."""
     module = name.rpartition(".")[0] + ".*"
     return any(name == one or module == one or ("." not in one and name.endswith(f".{one}") and one[0].isupper())
                for one in RUNNING)  # fmt: skip

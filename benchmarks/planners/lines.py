@@ -22,7 +22,7 @@ OURS, LEFT_OUT, BLIND = "ours", "ours, family left out of the fit", "ours, left 
 CONSTANT = "50 % of the peak"
 CALCULON, LLM_ANALYSIS, SIMUMAX = "Calculon", "llm-analysis", "SimuMax"
 MEGATRON, TEXTBOOK = "Megatron-LM's formula", "textbook formula"
-# What SimuMax's authors print for their own runs (docs/b200/b200_release_v1.2_summary.md), and the family of these.
+# SimuMax's authors print these for their own runs (docs/b200/b200_release_v1.2_summary.md), which are a family.
 PUBLISHED, PUBLISHED_ROWS = "SimuMax (published)", Path(__file__).parent / "simumax_published.csv"
 PUBLISHED_FAMILY = "simumax"
 _NO_ANSWER = Answer(0.0, 0.0, "not published")
@@ -53,7 +53,7 @@ DATA_SETS = (
     DataSet("others", "others", "others", ("others",)),
     DataSet("runs-2026", "runs-2026", "runs-2026", ("runs-2026",)),
     DataSet("unseen", "unseen", "unseen", ("unseen",)),
-    DataSet("unseen-2", "unseen-2", "unseen-2", ("unseen-2",)),
+    *(DataSet(name, name, name, (name,)) for name in (f"unseen-{number}" for number in range(2, 8))),
     DataSet("playbook", "playbook", "playbook-memory", ("playbook-memory",)),
 )
 

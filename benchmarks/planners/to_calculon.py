@@ -55,7 +55,7 @@ def application_of(run: Run) -> dict[str, int]:
 
 
 def execution_of(run: Run) -> dict[str, Any]:
-    """The plan. What a file of theirs for a published run fixes, is fixed here too (validation/seqsel/tab5)."""
+    """The plan. Fields that a file of theirs for a published run fixes are fixed here too (validation/seqsel/tab5)."""
     grid, domain = run.grid, run.devices_per_node
     with_replicas = grid.tp * grid.dp  # ranks are counted along tp, then dp, then pp
     recompute = {"none": "none", "selective": "attn_only", "full": "full"}[grid.recompute]
@@ -103,7 +103,7 @@ class Calculon:
         return self._system(system_of(run, self._systems[run.device]))
 
     def evaluate(self, run: Run, machine: Any) -> Answer:
-        """What its own search does with one plan; ValueError with why it refuses it."""
+        """The seconds and bytes of one plan, computed as its own search does. ValueError says why it refuses it."""
         model = self._model(self._model.Application(application_of(run)), self._log)
         try:
             model.compile(machine, self._model.Execution.from_json(execution_of(run)))

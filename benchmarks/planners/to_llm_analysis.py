@@ -22,7 +22,7 @@ GPUS = {
     "v100-sxm-16g": "v100-sxm-16gb", "v100-sxm-32g": "v100-sxm-32gb", "a100-sxm-40g": "a100-sxm-40gb",
     "a100-sxm-80g": "a100-sxm-80gb", "h100-sxm": "h100-sxm-80gb",
 }  # fmt: skip
-# What its README advises where nothing was measured: 0.5 of the peak for training, 0.9 of the memory's bandwidth.
+# The advice of its README where nothing was measured: 0.5 of the peak for training, 0.9 of the memory's bandwidth.
 FLOPS_EFFICIENCY, MEMORY_EFFICIENCY = 0.5, 0.9
 UNTOLD = ("sequential", "1f1b", "interleaved-1f1b")  # it has no schedule, so no bubble
 

@@ -183,7 +183,7 @@ def overlap(notes: str) -> str:
 
 
 def dispatcher(notes: str) -> str:
-    """What sends tokens to their experts."""
+    """The dispatcher that sends tokens to their experts."""
     named = {"hybridep": r"HybridEP", "deepep": r"DeepEP", "all-to-all": r"all-?to-?all dispatcher"}
     return next((name for name, pattern in named.items() if re.search(pattern, notes)), "")
 

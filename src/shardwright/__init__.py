@@ -6,7 +6,7 @@
     print(job.plan())
     print(job.estimate())
 
-What a name stands for is imported when it is first used; only `shard`, `memory_of` and `Job.train` need torch.
+A name's module is imported when it is first used; only `shard`, `memory_of` and `Job.train` need torch.
 """
 
 from importlib import import_module

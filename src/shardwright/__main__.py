@@ -6,7 +6,7 @@ from shardwright.train.launch.loading import collect_rarely
 
 
 def main() -> None:
-    """Entry point. What a signal does is settled before anything is imported that takes time."""
+    """Entry point. It settles the effect of a signal before it imports anything that takes time."""
 
     def command() -> None:
         from shardwright.cli.main import main as run

@@ -23,6 +23,7 @@ from shardwright.config.load import load_job
 from shardwright.config.text_columns import num_columns
 from shardwright.train.launch.rank_environment import SPEAKING_S
 from shardwright.train.launch.run_folder import holding
+from shardwright.train.run_files import METRICS
 from support.forked_commands import SHARDWRIGHT, run_forked
 
 JOB = """
@@ -59,7 +60,7 @@ device = "cpu"
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a command said when it refused its input."""
+    """The message of a command that refused its input."""
 
     subject: str
     faults: list[str]
@@ -402,6 +403,13 @@ def test_a_job_that_is_no_file(here: Path, refused: Refused, job: str, fault: st
     assert refusal.subject == f"job {job or repr('')}"
     assert len(refusal.faults) == 1
     assert refusal.faults[0].startswith(fault.replace("{here}", str(here)))
+
+
+def test_the_folder_of_a_run_is_told_with_the_commands_that_read_it(here: Path, refused: Refused) -> None:
+    (here / "run").mkdir()
+    (here / "run" / METRICS).write_text("{}\n")
+    (fault,) = refused(job="run").faults
+    assert fault.startswith("run is the folder of a run, which `shardwright runs`, `top`, `report` and `generate` read")
 
 
 @pytest.mark.parametrize("job", ["docs/pretrain.sh", "run.sh"])

@@ -28,7 +28,7 @@ def written(*words: str) -> str:
 
 
 def likeliest(folder: Path) -> str:
-    """What transformers adds to "def ", the likeliest token each time."""
+    """The text that transformers adds to "def ", the likeliest token each time."""
     from transformers import AutoModelForCausalLM
 
     model, ids = AutoModelForCausalLM.from_pretrained(folder), list(b"def ")

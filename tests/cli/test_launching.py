@@ -1,4 +1,4 @@
-"""What `launch` writes, run: two nodes on this machine, by torchrun itself, and by stand-ins for Slurm's commands."""
+"""Files of `launch`, run: two nodes on this machine, by torchrun itself, and by stand-ins for Slurm's commands."""
 
 import os
 import re

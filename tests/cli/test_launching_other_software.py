@@ -1,4 +1,4 @@
-"""What `launch --for` writes, run by stand-ins for Slurm's commands and for torchrun: each node starts the files that
+"""Files of `launch --for`, run by stand-ins for Slurm's commands and for torchrun: each node starts the files that
 `export` would write, with the job's data and checkpoints."""
 
 import json

@@ -131,7 +131,7 @@ def accepted(count: int) -> Iterator[JobSpec]:
 
 
 def has_price(job: JobSpec) -> bool:
-    """Whether what the plan needs of the device is known; where not, no command says seconds."""
+    """True if all rates of the device that the plan needs are known; where not, no command says seconds."""
     try:
         step_time(run_of(job), shipped())
     except KeyError:
@@ -141,7 +141,7 @@ def has_price(job: JobSpec) -> bool:
 
 
 def answers(job: JobSpec, own: Estimate, plan: PricedPlan) -> tuple[dict[str, float], dict[str, float]]:
-    """What each command says of a job's own plan: (seconds of a step, bytes of the fullest process)."""
+    """The answers of each command on a job's own plan: (seconds of a step, bytes of the fullest process)."""
     answer, story = estimate_dict(job), tell(job)
     (strong, weak) = scaling(job, [job.plan.world], batch_limits(job, 0), lambda of: of, shipped())
     rows = scaling_dict(job, (strong, weak), batch_limits(job, 0))
@@ -176,7 +176,7 @@ def differences(of: str, by_command: dict[str, float], wanted: float) -> list[st
 
 
 def layouts(job: JobSpec) -> list[str]:
-    """What `layout` says of the plan that it makes, and of layers spread evenly, beside `estimate`."""
+    """Differences of `layout` from `estimate`, for the plan that it makes and for layers spread evenly."""
     try:
         result = best_layout(job, shipped())
     except PlanError:  # no layout fits
@@ -222,7 +222,7 @@ def test_all_commands_say_the_same_of_a_job(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def typed(*words: str) -> Any:
-    """What a command prints as JSON."""
+    """The JSON that a command prints."""
     done = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
     assert done.exit_code == 0
     return json.loads(done.stdout)

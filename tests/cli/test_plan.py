@@ -31,7 +31,7 @@ def typed(*words: str) -> Result:
 
 
 def printed(*words: str) -> str:
-    """What is printed, with its lines joined."""
+    """The text that a command prints, with its lines joined."""
     return " ".join(typed(*words).stdout.split())
 
 
@@ -127,7 +127,7 @@ HALF = ("--set", "plan.tp=4", "--set", "plan.pp=2", "--set", "plan.bucket_mib=32
 
 
 def test_half_a_plan_is_completed_with_the_best_rest_in_every_command(tmp_path: Path) -> None:
-    """What `--set` says is kept, and what it does not say is what `plan` recommends beside it."""
+    """Fields that `--set` gives are kept, and all others are those that `plan` recommends beside them."""
     best = plans("plan", *ON_16, "--keep", "plan.tp=4", "--keep", "plan.pp=2", "--set", "plan.bucket_mib=32")[0]
     assert plans("plan", *ON_16, *HALF)[0]["plan"] == best["plan"]
     done = typed("estimate", *ON_16, *HALF, "--json")

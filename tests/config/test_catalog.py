@@ -82,7 +82,7 @@ def test_clusters_are_of_known_devices_and_have_as_many_as_their_name_says(name:
 
 # --- jobs ---
 
-# What was measured, by job: ("step", seconds), or TFLOP/s of a device over its peak, with ("hfu") or without ("mfu")
+# Measurements, by job: ("step", seconds), or TFLOP/s of a device over its peak, with ("hfu") or without ("mfu")
 # what was computed again. Sources are in the jobs; of DeepSeek-V3, 180,000 GPU hours a trillion tokens (section 1).
 MEASURED = {
     "gpt3-175b-1024": ("total", 32.0),

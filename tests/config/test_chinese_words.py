@@ -77,7 +77,7 @@ def prose(markdown: str) -> str:
 
 
 def cells_of_outputs(markdown: str) -> list[str]:
-    """What the commands of a page print, a text for each cell of a row."""
+    """The output of the commands of a page, a text for each cell of a row."""
     blocks = re.findall(r"^```text\n(.*?)^```$", markdown, re.MULTILINE | re.DOTALL)
     return [cell for block in blocks for line in block.splitlines() for cell in re.split("  +", line)]
 

@@ -1,4 +1,4 @@
-"""What tables of runs call a device is found in the catalog, and nothing that is not there."""
+"""Names of devices in tables of runs are found in the catalog, and nothing that is not there."""
 
 import pytest
 

@@ -113,7 +113,7 @@ keys = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9), min_size=1)
 
 @given(st.lists(keys, min_size=1, max_size=4), keys)
 def test_usual_merges_are_as_yaml_says(merged: list[dict[str, int]], own: dict[str, int]) -> None:
-    """What is said goes before what is merged, and that before what is merged behind it."""
+    """A key of one's own goes before a merged one, and an earlier merge before a later one."""
     lines = [f"m{n}: &m{n} {json.dumps(pairs)}" for n, pairs in enumerate(merged)]
     all_of_them = ", ".join(f"*m{n}" for n in range(len(merged)))
     lines += ["x:", f"  <<: [{all_of_them}]", *(f"  {key}: {value}" for key, value in own.items())]

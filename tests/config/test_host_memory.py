@@ -1,4 +1,4 @@
-"""What is offloaded has to fit in the host's memory: in an estimate, in a search, and in what is said of a misfit."""
+"""Offloaded state has to fit in the host's memory: in an estimate, in a search, and in the message of a misfit."""
 
 import pytest
 from hypothesis import given, settings

@@ -155,7 +155,7 @@ def test_no_key_that_changes_what_is_computed_is_overlooked(name: str) -> None:
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", RELEASED)
 def test_a_model_that_is_accepted_has_all_parameters(name: str) -> None:
-    """Those of transformers' model, with each key as it is and changed."""
+    """Parameters are those of transformers' model, with each key as it is and changed."""
     assert not list(miscounted(name))
 
 

@@ -1,6 +1,6 @@
 """Limits: every number of a job has some, a fault names them and a way out, and what several fields make has them too.
 
-What is beyond is refused at once, and what is within is computed in a time and a memory that have a bound.
+A number beyond its limit is refused at once, and one within it is computed in a bounded time and memory.
 """
 
 import json
@@ -88,7 +88,7 @@ def test_the_largest_is_a_value_and_one_more_is_not(name: str, kind: type, limit
 
 
 def faults_of(*overrides: str, job: str = "quickstart") -> list[str]:
-    """What is wrong with a job; nothing may be a crash."""
+    """The faults of a job; nothing may be a crash."""
     try:
         load(job, overrides)
     except PlanError as error:

@@ -109,7 +109,7 @@ def test_a_calibration_of_ones_own_counts(job: Path) -> None:
     chip.write_text(CHIP.replace("mine.toml", "better.toml"))
     fast = estimated(job, f"cluster.device={chip}")["time"]["compute"]
     assert 0.5 < fast / slow < 0.8
-    # What the file leaves out is common to all.
+    # Constants that the file leaves out are common to all.
     better.rename(job.parent / "own" / "calibrations" / "empty.toml").write_text("")
     chip3 = job.parent / "own" / "chip3.toml"
     chip3.write_text(CHIP.replace("mine.toml", "empty.toml"))

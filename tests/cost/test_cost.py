@@ -1,4 +1,4 @@
-"""What a step costs: properties that no constant may break, and collectives against closed forms."""
+"""The cost of a step: properties that no constant may break, and collectives against closed forms."""
 
 import json
 from dataclasses import replace
@@ -14,9 +14,10 @@ from shardwright.config.load import load_job
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.section_shapes import ExpertShape
 from shardwright.cost.calibration import device_of, rates_of, shipped
-from shardwright.cost.collective_time import all_to_all_s, copies_in_turn, copies_sent, ring_s
+from shardwright.cost.collective_time import all_to_all_s, ring_s
 from shardwright.cost.from_job import run_of
 from shardwright.cost.kernels import fill
+from shardwright.cost.token_copies import copies_in_turn, copies_sent
 from shardwright.cost.topology import Group, group_of, reach_of_ranks
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.memory.rank_estimate import rank_memory
@@ -288,7 +289,7 @@ def test_tokens_that_may_reach_few_nodes_and_travel_in_8_bits_cost_less() -> Non
 
 @pytest.mark.parametrize("field", ["memory_gb_per_s", "multiprocessors", "link_gb_per_s"])
 def test_a_device_of_which_a_rate_is_not_known(field: str, tmp_path: Path) -> None:
-    """What a file leaves out is unknown, not zero: it is asked for, and nothing is divided by it."""
+    """A rate that a file leaves out is unknown, not zero: it is asked for, and nothing is divided by it."""
     known = {"memory_gib": 80.0, "memory_gb_per_s": 3350.0, "multiprocessors": 132, "generation": "hopper"}
     known["link_gb_per_s"] = 450.0
     device = tmp_path / "mine.toml"

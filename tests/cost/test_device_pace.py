@@ -1,4 +1,4 @@
-"""What limits a device beside its links: its host's launches, its power, the side of its systolic array."""
+"""Limits of a device beside its links: its host's launches, its power, the side of its systolic array."""
 
 from dataclasses import replace
 

@@ -51,7 +51,7 @@ def test_cores_and_pinned_memory_are_faster() -> None:
 
 
 def test_other_software_copies_while_it_updates() -> None:
-    """What is hosted in units hides the shorter of both."""
+    """State that is hosted in units hides the shorter of both."""
     of = run("megatron-core", microbatch_size=4)
     rates, elements = rates_of(of, shipped()), of.shape.parameters / 8
     software = software_of("megatron-core")

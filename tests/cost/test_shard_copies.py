@@ -64,7 +64,7 @@ def test_parameters_of_another_width_are_copied_as_wide_as_they_are() -> None:
 
 
 def test_the_step_has_the_copies_of_all_layers() -> None:
-    """Those of 32 layers over those of 16, which leaves out the tables."""
+    """The copies of 32 layers less those of 16, which leaves out the tables."""
 
     def copies_s(layers: int) -> float:
         runs = [
@@ -124,7 +124,7 @@ def test_gradients_under_zero_3_travel_in_the_type_that_the_software_or_the_job_
 
 
 def test_every_constant_has_a_prior() -> None:
-    """What the calibrations of the catalog have, benchmarks/fit_costs.py can write again."""
+    """benchmarks/fit_costs.py can write each constant of the catalog's calibrations again."""
     priors = tomllib.loads(PRIORS.read_text())
     names = {
         f"{file}.{name}"

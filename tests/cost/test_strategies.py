@@ -77,7 +77,7 @@ SETTING = {
 def test_every_field_of_a_plan_reaches_the_cost_model(name: str) -> None:
     plan = PLAN | {"recompute_layers": 32 * [[]]} | SETTING.get(name, {})
     base = job()
-    # What each field alone can be is not asked here: some need others beside them.
+    # Rules between fields are not checked here, for some values need other fields beside them.
     plans = [PlanSpec.model_validate(plan | changed) for changed in ({}, {name: OTHER[name]})]
     one, two = (run_of(meet_budget(base.model_copy(update={"plan": plan}))).grid for plan in plans)
     assert one != two
@@ -88,7 +88,7 @@ def test_every_field_of_precision_reaches_the_cost_model() -> None:
               "float8_weight_gradients": True, "float8_dispatch": True, "master": "none"}  # fmt: skip
     assert set(others) == set(PrecisionSpec.model_fields) - NOT_PRICED
     base = {"compute": "bf16", "gradients": "compute"}
-    # What each field alone can be is not asked here: some need others beside them.
+    # Rules between fields are not checked here, for some values need other fields beside them.
     fields = [base | {name: value} for name, value in others.items() if name != "gradients"]
     grids = [grid_of(job().model_copy(update={"precision": PrecisionSpec.model_validate(of)})) for of in fields]
     grids += [grid_of(job(precision=base)), grid_of(job(precision={"compute": "bf16"}))]

@@ -1,4 +1,4 @@
-"""What Muon's update is said to take, beside what the owners of matrices have to do."""
+"""The predicted time of Muon's update, beside the work of the owners of matrices."""
 
 from collections import Counter
 

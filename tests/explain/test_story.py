@@ -141,7 +141,7 @@ def test_seconds_add_up_to_the_prediction(name: str) -> None:
 
 
 def sums_of(story: Story) -> dict[str, Traffic]:
-    """What a story tells, added up by collective and axis."""
+    """The traffic that a story tells, added up by collective and axis."""
     results: dict[str, Traffic] = {}
     for c in story.crossings:
         before = results.get(f"{c.kind} {c.axis}", Traffic(0, 0))

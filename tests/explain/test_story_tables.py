@@ -14,7 +14,7 @@ from shardwright.explain.story import Story, tell
 from shardwright.report.document import document_text
 from shardwright.report.explain.story_tables import operator_rows, passes_parts
 from support.cases import small_job
-from support.predicted_jobs import predicted_jobs
+from support.predicted_jobs import DENSE, predicted_jobs
 
 _UNITS = {"PFLOP": 1e15, "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "FLOP": 1.0}
 _SECONDS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
@@ -68,9 +68,8 @@ def test_no_row_is_faster_than_the_device(job: JobSpec) -> None:
                     assert moved <= (1 + _DIGITS) * memory * seconds, (name, work, seconds)
 
 
-@settings(max_examples=20, deadline=None)
-@given(predicted_jobs())
-def test_no_collective_is_faster_than_its_links(job: JobSpec) -> None:
+def is_no_faster_than_its_links(job: JobSpec) -> None:
+    """Assert that no collective of a job's story sends its bytes faster than the links carry them."""
     story = tell(job)
     inside, between = (1e9 * of(job.cluster) for of in (node_gb_per_s, network_gb_per_s))
     for piece in story.passes:
@@ -80,6 +79,35 @@ def test_no_collective_is_faster_than_its_links(job: JobSpec) -> None:
                     continue
                 for sent, rate in ((one.sent.inside, inside), (one.sent.between, between)):
                     assert sent <= 1.000001 * rate * one.seconds or not rate, (of.name, one)
+
+
+@settings(max_examples=20, deadline=None)
+@given(predicted_jobs())
+def test_no_collective_is_faster_than_its_links(job: JobSpec) -> None:
+    is_no_faster_than_its_links(job)
+
+
+@pytest.mark.parametrize("device", ["h100-sxm", "tpu-v5p"])
+@pytest.mark.parametrize("top_k", [1, 2, 8])
+def test_tokens_cross_once_to_each_node_with_experts_of_theirs(device: str, top_k: int) -> None:
+    """Of two nodes a token with two experts has one in three times of four another one's, and not always."""
+    model = DENSE | {"moe": {"experts": 16, "top_k": top_k, "ffn": 1024}}
+    plan = {"dp": 2, "tp": 8, "ep": 2, "dispatch": "node-aware"}
+    cluster = {"device": device, "devices_per_node": 8, "nodes": 2}
+    fields = {"name": "nodes", "model": model, "plan": plan, "cluster": cluster, "batch": {"global_batch_size": 2}}
+    job = make_job(fields | {"precision": {"compute": "bf16"}})
+    is_no_faster_than_its_links(job)
+    dispatched = [
+        one
+        for piece in tell(job).passes
+        for of in piece.operators
+        for one in collectives(of)
+        if one.axis == "ep" and one.kind == "all_to_all_v" and of.name == "dispatch"
+    ]
+    nodes_of_token = 2 * (1 - 0.5**top_k)
+    for one in dispatched:
+        assert one.sent.between == pytest.approx(one.full_bytes * nodes_of_token / min(top_k, 2))
+    assert dispatched
 
 
 @settings(max_examples=20, deadline=None)

@@ -44,7 +44,7 @@ def drawn_rank(number: int, job: JobSpec) -> int:
 
 
 def wrong(job: JobSpec, rank: int, device: str) -> list[str]:
-    """What the account of a rank has otherwise than its dry run."""
+    """Differences of a rank's account from its dry run."""
     run, program = dry_ledger(job, rank, device)
     return differences(account_of(job, program, rank), run)
 

@@ -158,7 +158,7 @@ def _base(rng: random.Random, model: Fields, tp: int) -> Fields:
 
 
 def _network(rng: random.Random, fields: Fields) -> None:
-    """What joins the nodes, by name: a run does not read it, and `launch` does."""
+    """The network that joins the nodes, by name: a run does not read it, and `launch` does."""
     if rng.random() < 0.1:
         adapters = rng.choice([[], ["mlx5_0"], ["mlx5_0", "mlx5_1:1"]])
         network = {"kind": rng.choice(NETWORKS.names), "adapters": adapters}
@@ -189,7 +189,7 @@ def _optimizer(rng: random.Random, fields: Fields) -> None:
 
 
 def _further(rng: random.Random, fields: Fields) -> None:
-    """What predicts further tokens, where there is room for them; now and then with what is refused beside it."""
+    """Layers that predict further tokens, where there is room for them; now and then beside a field that forbids it."""
     model, plan = fields["model"], fields["plan"]
     is_refused = plan["recompute"] == "budget" or (plan["schedule"].startswith("pipedream") and plan["pp"] > 1)
     if rng.random() < (0.02 if is_refused else 0.3):
@@ -208,7 +208,7 @@ def _fallback(rng: random.Random, plan: Fields) -> list[Fields]:
 
 
 def _health(rng: random.Random, plan: Fields) -> Fields:
-    """What the run watches of itself, and now and then what it can't do."""
+    """The checks that a run makes of itself, and now and then one that it can't make."""
     health: Fields = {"compare_replicas_every": rng.choice([0, 1, 2, 3]), "slow_share": rng.choice([0.0, 0.25])}
     is_asynchronous = plan["schedule"].startswith("pipedream")
     if not (is_asynchronous or "compress" in plan) or rng.random() < 0.05:
@@ -238,7 +238,7 @@ def _order(rng: random.Random) -> str:
 
 
 def _sources(rng: random.Random) -> Fields:
-    """What data say of themselves: tokens are made up here, and bear the marks of chats."""
+    """Fields that data give of themselves: tokens are made up here, and bear the marks of chats."""
     chats = {"path": "chats.parquet", "chats": True, "weight": rng.choice([1.0, 0.3, 1e-9])}
     text = {"path": "text", "split": rng.choice(["train", "all"]), "end_of_document": 0, "weight": 0.7}
     answer: Fields = {"answers_only": False, "chat_template": "t.jinja", "cache": "cache", "workers": 3}

@@ -1,4 +1,4 @@
-"""What befalls a run: each harm is done at a moment that is drawn or seen, and shown to have happened.
+"""Harms of a run: each harm is done at a moment that is drawn or seen, and shown to have happened.
 
 A harm looks at what the run has written, and stops a process to look again before it kills it: what was to be hit while
 it wrote was writing. A harm whose moment was gone raises `MissedError`, and is drawn anew.
@@ -49,11 +49,11 @@ class Run:
     again: Callable[[list[str]], Any] = field(default=lambda more: None)
 
     def said(self, first: int = 0) -> str:
-        """What it has said."""
+        """Its output so far."""
         return self.log.read_text(errors="replace")[first:] if self.log.exists() else ""
 
     def goes_on(self) -> bool:
-        """Whether its launcher has not ended."""
+        """True until its launcher has ended."""
         return self.process.poll() is None
 
     def ranks(self) -> list[int]:
@@ -96,7 +96,7 @@ def kept(place: Path) -> list[int]:
 
 
 def is_healthy(place: Path, step: int) -> bool:
-    """Whether a checkpoint says that it is healthy."""
+    """True if a checkpoint says that it is healthy."""
     return is_said_healthy(LocalStorage(place), step)
 
 
@@ -122,12 +122,12 @@ def written_by(place: Path, rank: int) -> list[Path]:
 
 
 def is_between(place: Path) -> bool:
-    """Whether there is a checkpoint with a manifest that `latest` does not name yet."""
+    """True if there is a checkpoint with a manifest that `latest` does not name yet."""
     return max(kept(place), default=0) > latest(place)
 
 
 def where_it_is(run: Run) -> str:
-    """What a run is at, as far as its files and the state of its ranks tell."""
+    """The phase of a run, as far as its files and the state of its ranks tell."""
     states = [state_of(rank) for rank in run.ranks()]
     if not states:
         return "without ranks"
@@ -380,7 +380,7 @@ def fill_the_disk(run: Run, rng: random.Random) -> None:
 
 
 def _until_told(run: Run) -> None:
-    """Wait until the run has told of a save that failed, or of a file. What was saved before is whole."""
+    """Wait until the run has told of a save that failed, or of a file. Checkpoints from before are whole."""
     try:
         run.until(lambda: re.search(r"could not be written|can't be written", run.said(run.said_before)) is not None)
         run.is_felt = True

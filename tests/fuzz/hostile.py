@@ -122,7 +122,7 @@ class Case:
 
     @staticmethod
     def from_json(text: str) -> "Case":
-        """What `as_json` wrote."""
+        """The case that `as_json` wrote."""
         return Case(**json.loads(text))
 
 
@@ -298,7 +298,7 @@ _ENTRIES = {
 
 
 def _calibrated(random: Random) -> dict[str, Any]:
-    """What a calibration adds to a device: constants, and tables of some work, one of which may be wrong."""
+    """A calibration's part of a device: constants, and tables of some work, one of which may be wrong."""
     constants = {"gap_s": 1e-6, "step_s": 1e-3, "leak": random.choice([0.0, 0.5]), "jitter": 0.0}
     works = [*get_args(Work)]
     tables = []

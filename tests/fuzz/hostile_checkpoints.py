@@ -1,7 +1,7 @@
 """Cases of checkpoints from strangers: folders that are damaged, or made up by one who makes the digests right.
 
-What a damaged one must not do is load anything but what was saved; what is made up may be another checkpoint, and must
-be told or taken up like one. `resume` goes on from a folder as a rank of a run does, with no process started.
+A damaged one must not load anything but what was saved; one that is made up may be another checkpoint, and must be
+told or taken up like one. `resume` goes on from a folder as a rank of a run does, with no process started.
 """
 
 import json
@@ -242,7 +242,7 @@ def _other_index(random: Random, index: dict[str, Any], values: bytearray) -> tu
     return index, values
 
 
-# What is done with a folder. From here on with torch.
+# Work on a folder. From here on with torch.
 
 
 def resume(arguments: list[str]) -> None:

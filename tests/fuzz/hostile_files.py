@@ -24,7 +24,7 @@ def _rows(name: str) -> tuple[dict[str, str], ...]:
 _FURTHER = (
     *("expert_tp", "attention", "software", "grads", "moments", "masters", "offload", "host", "overlap", "compiled"),
     *("dispatcher", "grouped", "graphs", "cp_method", "routing", "window", "shard_group", "memory_kind"),
-    *("dropout", "fused_loss", "split_inputs"),
+    *("dropout", "fused_loss", "split_inputs", "no_sync"),
 )
 
 

@@ -23,7 +23,7 @@ from shardwright.interchange.system import SYSTEMS, System
 _LLAMA = ("cluster.name=mine", "cluster.device=h100-sxm", "cluster.devices_per_node=8", "cluster.nodes=1", "plan.dp=8",
           "model.name=llama3-8b", "model.sequence=4096", "precision.compute=bf16", "plan.zero=3",
           "plan.tp=1", "plan.pp=1")  # fmt: skip
-# What in a shell script could go on for ever, grow without end, or lead elsewhere.
+# Shell scripts that could go on for ever, grow without end, or lead elsewhere.
 _BOMBS = (
     "A=x\n" + "A=$A$A\n" * 60,
     "A='A'\nB=${A:-${A:-${A:-$A}}}\n",

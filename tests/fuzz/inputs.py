@@ -5,8 +5,8 @@
     python tests/fuzz/inputs.py --seed 1 --first 1234 --count 1 --show
 
 Each case runs in a forked child of one process that has everything loaded, in a folder of its own, with limits of time
-and memory. What must hold: the exit status is 0, 1 or 2; there is no traceback; a refusal is a message that names a way
-out; and what is accepted does not contradict its input (`_contradictions`).
+and memory. These must hold: the exit status is 0, 1 or 2; there is no traceback; a refusal is a message that names a
+way out; and what is accepted does not contradict its input (`_contradictions`).
 """
 
 import argparse
@@ -60,7 +60,7 @@ _SMALL = ("growth", "foreign", "table", "weights", "config", "tokenizer")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case. `wrong` says what must not be; empty where all is well."""
+    """The outcome of a case. `wrong` says what must not be; empty where all is well."""
 
     status: int
     output: str
@@ -170,7 +170,7 @@ def _command_status(arguments: list[str]) -> int:
 
 
 def _prepare(arguments: list[str]) -> None:
-    """What `train` does with data before any rank starts; and every sample is read once."""
+    """Prepare data as `train` does before any rank starts; and read every sample once."""
     import numpy as np
 
     from shardwright.config.base import PlanError, RunError
@@ -203,7 +203,7 @@ def _prepare(arguments: list[str]) -> None:
 
 
 def _judge(case: Case, status: int, output: str, errors: str, cpu_s: float, grown: int) -> str:
-    """What must not be, in words."""
+    """The fault of a case, in words; empty where there is none."""
     most_s, most_bytes = (growth.CPU_S, growth.MEMORY_BYTES) if case.kind in _SMALL else (CPU_S, MEMORY_BYTES)
     if status == -signal.SIGXCPU or cpu_s > most_s * slowness():
         return f"more than {most_s} s of CPU time"
@@ -227,7 +227,7 @@ def _judge(case: Case, status: int, output: str, errors: str, cpu_s: float, grow
 
 
 def _judge_victim(here: Path) -> str:
-    """What became of a file that links lead to: nothing may, and nobody is told of it."""
+    """The fault of a case that wrote or copied a file through a link; empty where it did not."""
     victim = here / "victim"
     if not victim.exists():
         return ""
@@ -239,7 +239,7 @@ def _judge_victim(here: Path) -> str:
 
 
 def _contradictions(case: Case, output: str) -> str:
-    """What an answer can't be, whatever was asked."""
+    """The contradiction in an answer, whatever was asked; empty where there is none."""
 
     def refuse(name: str) -> NoReturn:
         raise ValueError(f"{name} in JSON")

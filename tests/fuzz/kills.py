@@ -3,7 +3,7 @@
     python tests/fuzz/kills.py --seed 1 --count 20
 
 Each draws a plan, a harm (tests/fuzz/harms.py) and its moment. The command is then given again, as a supervisor would
-give it, until it is done. What must hold:
+give it, until it is done. These must hold:
   - the losses are those of the unharmed run, bit for bit, and no step is missing or told twice;
   - a run goes on from the newest checkpoint that was whole when it was harmed, unless that one was damaged;
   - what was told as saved is there;
@@ -63,7 +63,7 @@ _NUMBER = struct.Struct("=i")
 
 @dataclass(frozen=True)
 class Unharmed:
-    """What a run gives that nobody harms, and how long it takes."""
+    """The losses of a run that nobody harms, and its time."""
 
     losses: list[tuple[int, float]]
     seconds: float
@@ -71,8 +71,7 @@ class Unharmed:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run: what is wrong with it, if anything is, and where it was hit after how many moments that
-    were gone."""
+    """The outcome of a run: its fault, if it has one, and where it was hit after how many moments that were gone."""
 
     plan: str
     harm: str
@@ -150,7 +149,7 @@ class Kills:
         return rng.choice(list(PLANS)), rng
 
     def unharmed(self, plan: str) -> Unharmed:
-        """What a plan gives that nobody harms; its run is made once."""
+        """The run of a plan that nobody harms; it is made once."""
         if plan not in self._unharmed:
             self._unharmed[plan] = self._run_unharmed(plan)
         return self._unharmed[plan]
@@ -227,7 +226,7 @@ class Harmed:
             )  # fmt: skip
 
     def _again_and_again(self) -> Iterator[str]:
-        """Give the command until it is done. What is wrong with the run."""
+        """Give the command until it is done. Yields the faults of the run."""
         run = self.run
         begun, floor = run.said_before, run.floor
         for attempt in range(MOST_ATTEMPTS):
@@ -253,7 +252,7 @@ class Harmed:
         yield from self.faults_at_the_end()
 
     def faults_at_the_end(self) -> Iterator[str]:
-        """What a run that is done should not have."""
+        """Faults of a run that is done."""
         run, printed = self.run, self.run.said()
         if "Traceback" in printed:
             yield f"a traceback: {printed[printed.index('Traceback') :][:2000]}"

@@ -26,7 +26,7 @@ def dry_ledger(job: JobSpec, rank: int, device: str) -> tuple[Table, Program]:
 
 
 def differences(one: Table, other: Table, not_bytes: frozenset[str] = frozenset()) -> list[str]:
-    """What two ledgers have otherwise; of some entries only calls are compared."""
+    """Differences of two ledgers; of some entries only calls are compared."""
     results = []
     for name in sorted({*one, *other}):
         own, reference = (dict(table.get(name, {"count": 0, "bytes": 0})) for table in (one, other))
@@ -57,7 +57,7 @@ def _has_gradients_of_nothing(job: JobSpec) -> bool:
 
 
 def foretold_otherwise(job: JobSpec, program: Program, ledgers: list[Table]) -> list[str]:
-    """What ranks moved otherwise than their accounts and, where a step stands by itself, their dry runs say."""
+    """Differences of ranks' traffic from their accounts and, where a step stands by itself, from their dry runs."""
     results = []
     for rank, table in enumerate(ledgers):
         foretold = {"account": account_of(job, program, rank)}

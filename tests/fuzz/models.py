@@ -44,7 +44,7 @@ _LARGEST_RATE = 3e-3  # of AdamW; SGD is drawn with larger ones
 
 
 def plain_trace(job: JobSpec) -> Trace:
-    """What a plain implementation computes of a job."""
+    """The trace that a plain implementation computes of a job."""
     places = model_parameters(job.model)
     cpu = torch.device("cpu")
     weights = {place.name: initial_box(place, job.run.seed, cpu).double() for place in places}
@@ -72,7 +72,7 @@ def one_rank(fields: Fields) -> JobSpec:
 
 
 def run(fields: Fields, timeout_s: float = HANGS_S) -> Outcome:
-    """What becomes of one draw."""
+    """The outcome of one draw."""
     try:
         job = one_rank(fields)
     except PlanError as error:

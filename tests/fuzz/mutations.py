@@ -1,4 +1,4 @@
-"""What is done to valid input to make it wrong: to values, nested fields, text and bytes. All from one Random."""
+"""Changes that make valid input wrong: to values, nested fields, text and bytes. All from one Random."""
 
 import copy
 import json

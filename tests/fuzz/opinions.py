@@ -74,13 +74,13 @@ EXPERT_PLANS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Draw:
-    """What is trained, on what, and how: `plans` in turn, for so many `steps` each."""
+    """A model, its data and its training: `plans` in turn, for so many `steps` each."""
 
     number: str
     family: str
     training: Training
     separate: bool
-    batches: tuple[tuple[Sample, ...], ...]  # those of the steps, and a held-out one
+    batches: tuple[tuple[Sample, ...], ...]  # batches of the steps, and a held-out one
     plans: tuple[dict[str, Any], dict[str, Any]]
     frozen: tuple[tuple[str, ...], ...] | None = None  # of a module of one's own, prefixes of names in each phase
 
@@ -191,7 +191,7 @@ def _document(rng: random.Random, length: int, learned: list[bool]) -> Document:
     return Document(tuple(1 + int(rng.random() ** 2 * (VOCAB - 1)) for _ in range(length)), tuple(learned))
 
 
-# What is tested.
+# The side that is tested.
 
 
 def marked_tokens(samples: Sequence[Sample], separate: bool) -> Tensor:
@@ -328,7 +328,7 @@ def sw_model(drawn: Draw, folder: Path, number: int) -> sw.ShardedModule:
 
 
 def opinion_of(drawn: Draw, folder: Path, roundings: int) -> Trained:
-    """What the opinion says."""
+    """The result of the opinion."""
     opinion, result = Opinion(folder, drawn.training, roundings), Trained()
     for number, batch in enumerate(drawn.batches[:-1]):
         if drawn.frozen is not None and number in PHASE_STARTS:
@@ -343,7 +343,7 @@ def opinion_of(drawn: Draw, folder: Path, roundings: int) -> Trained:
 
 @dataclass
 class Outcome:
-    """What became of a draw: "equal", "refused", "tie", "differs" or "failed"; the largest share of a bound, and whose.
+    """The outcome of a draw: "equal", "refused", "tie", "differs" or "failed"; the largest share of a bound, and whose.
 
     A tie is of an optimizer that makes a whole step of any gradient, and of a gradient that is nothing but rounding:
     that of queries and keys, say, where only first tokens of documents have a target.
@@ -404,7 +404,7 @@ _DIVIDES = ("adam", "adamw", "muon", "adafactor")
 
 
 def run(drawn: Draw) -> Outcome:
-    """What becomes of one draw."""
+    """The outcome of one draw."""
     try:
         with tempfile.TemporaryDirectory(prefix="opinion-") as place:
             folder = Path(place)

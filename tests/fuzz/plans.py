@@ -6,7 +6,7 @@
 Each draw trains three steps and evaluates a batch, under its plan on Gloo ranks and on one rank. How far two right
 computations of the same sums may lie apart follows from the arithmetic of that very job (`measure/rounding.py`).
 
-What ranks move in a step must be what their accounts and dry runs say (ledgers.py). What is refused is counted by
+Traffic of ranks in a step must be what their accounts and dry runs say (ledgers.py). Refused draws are counted by
 reason. A draw that fails is made smaller as long as it fails, and printed as a job.
 """
 
@@ -62,7 +62,7 @@ SHRINKS = 40  # runs at most that making a failure smaller may take
 
 @dataclass(frozen=True)
 class Trace:
-    """What one rank computed: its steps, the loss of an evaluation after them, and its boxes of the parameters; and
+    """The results of one rank: its steps, the loss of an evaluation after them, and its boxes of the parameters; and
     what it moved in its last step that updated weights, or in all of a schedule that has no single step."""
 
     steps: list[StepResult]
@@ -73,7 +73,7 @@ class Trace:
 
 @dataclass
 class Outcome:
-    """What became of one draw: "equal", "refused" (and why), "tie", "differs" or "failed"; and why."""
+    """The outcome of one draw: "equal", "refused" (and why), "tie", "differs" or "failed"; and why."""
 
     kind: str
     reasons: list[str] = field(default_factory=list)
@@ -146,7 +146,7 @@ def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
 
 
 def reference_job(job: JobSpec) -> JobSpec:
-    """What a plan is held against: one rank, or where a schedule has no single step, its pipeline and replicas alone.
+    """The reference of a plan: one rank, or where a schedule has no single step, its pipeline and replicas alone.
 
     There a replica's microbatch is an update, so that fewer replicas would be other updates.
     """
@@ -182,7 +182,7 @@ def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[li
 
     # A small loss is the difference of two larger numbers: the logarithm of V exponentials exceeds their mean by ln V.
     of_logits = math.log(job.model.vocab) / 2
-    # What is lost shows first in the second step; where updates do not wait for a step's end, in the first.
+    # Lost gradients show first in the second step; where updates do not wait for a step's end, in the first.
     num_exact = STEPS if not is_lossy else 0 if not SCHEDULES[job.plan.schedule].drains else 1
     for i in range(num_exact):
         scalar(f"loss of step {i}", lambda t, i=i: t.steps[i].loss, of_logits)  # type: ignore[misc]
@@ -211,7 +211,7 @@ def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[li
             whole, part = full[place.name].double(), (box.numel() / full[place.name].numel()) ** 0.5
             away = max(float((other[place.name].double() - whole).norm()) for other in others) if others else 0.0
             difference = float((box.double() - whole[place.slices]).norm())
-            # What begins at 0 and has no gradient (a bias that softmax cancels) is as large as a step would make it.
+            # A tensor of zeros without gradient (a bias that softmax cancels) is as large as a step would make it.
             size = float(whole.norm()) * part + job.optimizer.learning_rate * box.numel() ** 0.5
             hold(place.name, difference, away * part, size)
     result.kind = "equal" if result.share <= 1 else "differs"
@@ -219,7 +219,7 @@ def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[li
 
 
 def judged(job: JobSpec, ranks: list[Trace], alone: JobSpec, wanted: list[Trace], timeout_s: float) -> Outcome:
-    """What `compare` says, with as many moved runs of the reference as that takes."""
+    """The outcome of `compare`, with as many moved runs of the reference as it takes."""
     moved: list[list[Trace]] = []
     while (result := compare(job, ranks, wanted, moved)).kind == "differs" and len(moved) < MOVES:
         moved.append(run_on_mesh(alone, trace, alone, len(moved) + 1, timeout_s=timeout_s))
@@ -227,7 +227,7 @@ def judged(job: JobSpec, ranks: list[Trace], alone: JobSpec, wanted: list[Trace]
 
 
 def moved_otherwise(job: JobSpec, ranks: list[Trace]) -> list[str]:
-    """What ranks moved that was not foretold. Delayed scales know no past where gradients have overflowed, and those of
+    """Traffic of ranks that was not foretold. Delayed scales know no past where gradients have overflowed, and those of
     experts that share their matrices where one had no rows yet."""
     skipped = [step.skipped for step in ranks[0].steps]
     is_new = any(skipped) or (job.model.moe.experts and job.plan.expert_tp_size > 1)
@@ -241,7 +241,7 @@ def moved_otherwise(job: JobSpec, ranks: list[Trace]) -> list[str]:
 
 
 def run(fields: Fields, timeout_s: float = HANGS_S) -> Outcome:
-    """What becomes of one draw."""
+    """The outcome of one draw."""
     try:
         job = accepted(fields)
     except PlanError as error:

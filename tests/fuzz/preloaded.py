@@ -68,7 +68,7 @@ class Child:
 
 
 def start(arguments: Sequence[str], output: Path) -> Child:
-    """Start `shardwright ARGUMENTS`. What it says is added to a file."""
+    """Start `shardwright ARGUMENTS`. Its output is added to a file."""
 
     def life() -> None:
         out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

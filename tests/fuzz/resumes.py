@@ -92,7 +92,7 @@ def second_half(mesh: Mesh, job: JobSpec, folder: Path, num_steps: int) -> Half:
 
 @leaves_nothing
 def held_at_first(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
-    """What a rank of another plan would save before it goes on."""
+    """The boxes that a rank of another plan would save before it goes on."""
     begun = begin(job, mesh, folder)
     assert begun.step, begun.lines
     return SavedState(begun.replica, mesh).held()
@@ -125,7 +125,7 @@ def compression_sums(full: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    """What is not the same in two sets of tensors, bit for bit."""
+    """The names of tensors that are not the same in two sets, bit for bit."""
     if one.keys() != other.keys():
         return [f"in one alone: {sorted(one.keys() ^ other.keys())[:4]}"]
     return [
@@ -160,7 +160,7 @@ def other_plan(fields: Fields, seed: int, number: int) -> JobSpec | None:
 
 
 def run(seed: int, number: int, num_steps: int = STEPS) -> tuple[str, list[str]]:
-    """What became of a draw: "refused", "differs", "equal" or "equal, and elsewhere"; and why."""
+    """The outcome of a draw: "refused", "differs", "equal" or "equal, and elsewhere"; and why."""
     fields = draw(seed, number)
     fields["optimizer"]["steps"] = max(fields["optimizer"]["steps"], 2 * num_steps)
     if "checkpoint" in fields:
@@ -198,7 +198,7 @@ def as_plan(job: JobSpec) -> str:
 
 
 def moved_wrongly(saved: dict[str, Tensor], there: dict[str, Tensor]) -> list[str]:
-    """What another plan's ranks hold that was not saved so."""
+    """The names of tensors that another plan's ranks hold otherwise than they were saved."""
     plain, plain_there = (
         {name: values for name, values in full.items() if not name.startswith("compression.")}
         for full in (saved, there)
@@ -208,7 +208,7 @@ def moved_wrongly(saved: dict[str, Tensor], there: dict[str, Tensor]) -> list[st
     before, after = compression_sums(saved), compression_sums(there)
     for name in before.keys() & after.keys():
         close = torch.isclose(before[name], after[name], rtol=1e-5, atol=1e-6 * float(before[name].abs().max()))
-        # What is not compressed any more, or in too small a part, has no errors.
+        # A tensor that is not compressed any more, or whose part is too small, has no errors.
         if not bool((close | (after[name] == 0)).all()):
             wrong.append(f"errors of compression of {name}")
     return wrong

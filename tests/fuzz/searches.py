@@ -232,7 +232,7 @@ def kept_faults(given: Drawn, plans: list[SimulatedPlan], folder: Path, field: s
     faults = []
     if abs(same - before) > _ROUNDING * before:
         faults.append(f"keeping the answer's {field} {own[field]}: {before:.6f} s became {same:.6f} s")
-    # What is kept is searched though the software lacks it, and is then no part of the space of a search without it.
+    # A kept value is searched though the software lacks it, and is then no part of the space of a search without it.
     constraints, _ = within_known(given.job(folder), Constraints(given.keep))
     kept = given.keep | {field: other}
     if constraints.allows(field, other) and step_s(answer(given, folder, kept)) < before * (1 - _ROUNDING):

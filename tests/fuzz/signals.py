@@ -3,8 +3,8 @@
     python tests/fuzz/signals.py --seed 1 --count 100
 
 Each draw trains a tiny job on two ranks, waits for a moment between 0 s and its steps, and sends one signal to one
-process. Within 15 s nothing of the run may be left: no process, socket, shared memory, or temporary folder. What must
-be said, and the exit status:
+process. Within 15 s nothing of the run may be left: no process, socket, shared memory, or temporary folder. The
+message and the exit status must be these:
   - SIGINT, SIGTERM and SIGHUP to the launcher: status 1, one sentence with the signal's name, and that nothing of the
     run is kept, which writes no checkpoints. Before the command has set its handlers, the system ends it alone.
   - SIGKILL and SIGSEGV to the launcher: its status; it can say nothing.
@@ -62,7 +62,7 @@ class Draw:
 
     @classmethod
     def random(cls, source: random.Random) -> "Draw":
-        """One of all. What there is no server or rank for is sent as soon as there is."""
+        """One of all. A signal to a server or rank that is not there is sent as soon as it is."""
         late = source.random() < 0.5
         return cls(source.choice(SIGNALS), source.choice(TARGETS), late, source.uniform(0, 1.0 if late else 4.0))
 
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--first", type=int, default=0, help="the number of the first draw to do")
     chosen = parser.parse_args()
-    # What a shell or nohup had this process ignore, the commands that it starts would ignore as well.
+    # Commands of this process would ignore the signals that a shell or nohup had it ignore.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and the command with it
@@ -152,7 +152,7 @@ class Run:
         return results + [f"shared memory {name}" for name, by in made.items() if by and int(by[1]) in self.pids]
 
     def error(self) -> str:
-        """What it has written to standard error."""
+        """Its text on standard error."""
         return without_progress(self.error_file.read_text(errors="replace"))
 
 
@@ -226,7 +226,7 @@ def _moment(drawn: Draw, run: Run) -> int | None:
 
 
 def _is_started_anew(run: Run) -> bool:
-    """Whether a run whose server has ended comes to its steps. If not, wait for its end."""
+    """True if a run whose server has ended comes to its steps. If not, wait for its end."""
     late_s = time.monotonic() + PATIENCE_S
     while run.command.poll() is None and time.monotonic() < late_s:
         if run.num_steps() > 0:
@@ -246,7 +246,7 @@ def _steps_go_on(run: Run) -> list[str]:
 
 
 def _words(drawn: Draw, run: Run, is_handled: bool) -> list[str]:
-    """What is wrong with the status and the message of a command that has ended."""
+    """Faults of the status and the message of a command that has ended."""
     status, printed = run.command.returncode, run.error().strip()
     number = signal.Signals[drawn.signal]
     if drawn.target == "launcher" and drawn.signal in ("SIGKILL", "SIGSEGV"):
@@ -279,7 +279,7 @@ def _words(drawn: Draw, run: Run, is_handled: bool) -> list[str]:
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal."""
+    """True if a process has a handler for a signal."""
     with suppress(OSError):
         status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         return bool(int(status["SigCgt"], 16) >> (number - 1) & 1)

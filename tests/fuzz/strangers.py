@@ -1,4 +1,4 @@
-"""What comes from strangers: job files, checkpoints, data, tokenizer and model files, and launch scripts and
+"""Files from strangers: job files, checkpoints, data, tokenizer and model files, and launch scripts and
 configurations of other systems, made wrong at random.
 
     python tests/fuzz/strangers.py --kind checkpoint --count 2000 --seed 1
@@ -30,8 +30,8 @@ KINDS = {
 
 
 def _load_torch() -> None:
-    """What going on from a checkpoint or beginning with released weights needs, for all children. Nothing is computed:
-    that may start threads."""
+    """Load the modules for going on from a checkpoint or beginning with released weights, for all children. Nothing is
+    computed: that may start threads."""
     import torch.utils.tensorboard
 
     import shardwright.train.trainer

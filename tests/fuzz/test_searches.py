@@ -59,7 +59,7 @@ def test_every_relation_is_drawn() -> None:
 
 
 def computes_nothing_again(given: searches.Drawn, folder: Path) -> bool:
-    """Whether the fastest plan of a draw has no recomputation."""
+    """True if the fastest plan of a draw has no recomputation."""
     (best, *_) = searches.answer(given, folder) or [None]
     return best is not None and best.job.plan.recompute == "none"
 

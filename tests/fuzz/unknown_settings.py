@@ -29,7 +29,7 @@ from shardwright.interchange.system import SOURCES
 
 SECTIONS = {
     "megatron": ("",),
-    "nemo": ("model.", "trainer.", "model.optim."),
+    "nemo": ("model.", "trainer.", "model.optim.", "model.peft.", "model.peft.lora_tuning."),
     "torchtitan": ("training.", "parallelism.", "model.", "optimizer.", "activation_checkpoint."),
     "deepspeed": ("", "zero_optimization.", "tensor_parallel.", "optimizer.params."),
     "accelerate": ("", "fsdp_config.", "parallelism_config.", "deepspeed_config.", "megatron_lm_config."),
@@ -62,7 +62,7 @@ def unknown_setting(system: str, random: Random) -> tuple[str, Any]:
 
 
 def faults_of_unknown(job: dict[str, Any], random: Random) -> list[str]:
-    """What is wrong with how a job with an unknown setting is read."""
+    """Faults of how a job with an unknown setting is read."""
     key, value = unknown_setting(job["system"], random)
     settings = job["settings"] | {key: value}
     name = shown_name(job["system"], key)
@@ -87,7 +87,7 @@ _COMMANDS = (
 
 
 def faults_of_words(random: Random) -> list[str]:
-    """What is wrong with how a command is read that has an unknown setting as a word of Hydra or in an object."""
+    """Faults of how a command is read that has an unknown setting as a word of Hydra or in an object."""
     command, has_model = random.choice(_COMMANDS)
     name = f"{random.choice(_BEGINNINGS)}_{random.choice(_WORDS)}"
     section = random.choice(("", "model.", "trainer.optim."))
@@ -107,7 +107,7 @@ def faults_of_words(random: Random) -> list[str]:
 
 
 def faults_of_dropped(job: dict[str, Any], random: Random) -> list[str]:
-    """What is wrong with a setting that is told as without effect: the job without it is another."""
+    """Faults of a setting that is told as without effect: the job without it is another."""
     whole = read(job, job["settings"])
     names = {name.lstrip("-") for names in whole.without_effect.values() for name in names}
     inert = [name for name in job["settings"] if shown_name(job["system"], name) in names]
@@ -120,7 +120,7 @@ def faults_of_dropped(job: dict[str, Any], random: Random) -> list[str]:
 
 
 def faults_of_seed(seed: int, count: int) -> list[str]:
-    """What is wrong in so many draws of a seed."""
+    """Faults in so many draws of a seed."""
     random = Random(seed)
     jobs = [*public_jobs().values(), *trainer_jobs()]
     return [

@@ -3,7 +3,7 @@
     python tests/fuzz/ways_out.py --seed 1 --count 2000
 
 A way out is read where it says a field and a value: "set plan.zero to 3", `plan.cp_method = "ring"`, "use dp 2", and
-"use 1, 2 or 4" of the field that the fault begins with. What is left to the user ("use another width") is none.
+"use 1, 2 or 4" of the field that the fault begins with. A choice left to the user ("use another width") is none.
 """
 
 import argparse

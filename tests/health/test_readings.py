@@ -24,7 +24,7 @@ CUDA = torch.device("cuda")
 
 
 class NVMLError(Exception):
-    """What the library raises."""
+    """The error that the library raises."""
 
 
 class FakeNvml:

@@ -108,7 +108,7 @@ def fault_of(rank: int, flipped_in: int) -> Fault:
 
 
 def compared(mesh: Mesh, job: JobSpec, rank: int) -> tuple[str, str]:
-    """What is said of a run without a fault, and of one where a bit of a rank flips."""
+    """The conclusions of a run without a fault, and of one where a bit of a rank flips."""
     good = watched_run(mesh, job, STEPS)
     is_gathered = job.plan.zero in (1, 2)  # anew after each update
     try:

@@ -1,4 +1,4 @@
-"""What the judge decides under each policy, how often in a row, and what a rewind and a checkpoint leave of it."""
+"""Decisions of the judge under each policy, how often in a row, and its state after a rewind and a checkpoint."""
 
 import json
 import math

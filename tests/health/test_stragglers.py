@@ -67,7 +67,7 @@ def test_one_rank_or_no_share_says_nothing() -> None:
 
 
 def lines_of(mesh: Mesh, job: JobSpec, sleepy: int, num_steps: int) -> list[str]:
-    """What is said of a run in which a rank sleeps after each forward, ten times as long as that took: ranks that share
+    """The lines of a run in which a rank sleeps after each forward, ten times as long as that took: ranks that share
     few cores with others are slow, too, but not so."""
     replica, lines = build(job, mesh), list[str]()
     health = RunHealth(replica, HERE)

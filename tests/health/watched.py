@@ -22,7 +22,7 @@ HERE = Path("/nowhere")
 
 @dataclass
 class Watched:
-    """What a rank saw: its steps, how each went on, what was said, the sentence that ended it, and its state."""
+    """The record of a rank: its steps, how each went on, its lines, the sentence that ended it, and its state."""
 
     steps: list[StepResult] = field(default_factory=list)
     courses: list[str] = field(default_factory=list)
@@ -106,5 +106,5 @@ def heal(replica: Replica) -> None:
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    """Whether tensors are equal bit for bit."""
+    """True if tensors are equal bit for bit."""
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

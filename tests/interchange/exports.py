@@ -1,4 +1,4 @@
-"""What jobs are written as, taken apart as a launcher would: the words behind the program."""
+"""Commands that jobs are written as, taken apart as a launcher would: the words behind the program."""
 
 from functools import cache
 

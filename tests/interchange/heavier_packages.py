@@ -147,7 +147,7 @@ def _own(read: Any, name: str) -> Any:
     return read
 
 
-# What model_registry is called with is in the layers of the model that it makes, and no field of its own.
+# Arguments of model_registry are in the layers of the model that it makes, and no fields of their own.
 _OF_REGISTRY = ("model_registry.", "Float8", "MXFP8", "NVFP4", "LoRA")
 
 

@@ -83,7 +83,7 @@ def import_job(job: dict[str, Any], texts: dict[str, str], is_published: bool = 
 
 
 def degrees_of(imported_job: Imported) -> tuple[int, ...]:
-    """What DEGREES has."""
+    """The degrees of a job, in the order of DEGREES."""
     plan, model = imported_job.job.plan, imported_job.job.model
     return (plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, plan.zero, plan.microbatch_size,
             imported_job.job.batch.global_batch_size, model.layers, model.hidden)  # fmt: skip

@@ -1,4 +1,5 @@
-"""What files of other systems leave out has their own defaults; what decides and is not read is asked for."""
+"""Settings that files of other systems leave out have those systems' defaults; one that decides and is not read is
+asked for."""
 
 import json
 import tomllib

@@ -1,4 +1,4 @@
-"""What files of other systems leave open is asked for, and what a job can't say is told."""
+"""Settings that files of other systems leave open are asked for, and those that a job can't say are told."""
 
 import json
 

@@ -41,7 +41,7 @@ def test_sequence_parallel_that_does_nothing_is_told() -> None:
     [
         ("deepspeed", {"ds_json": '{"train_micro_batch_size_per_gpu": 1}'}, "deepspeed-2025"),
         ("accelerate", {"a_yaml": "distributed_type: DEEPSPEED\nmixed_precision: bf16\n"}, "deepspeed-2025"),
-        ("accelerate", {"a_yaml": "distributed_type: FSDP\nmixed_precision: bf16\n"}, "transformers-2024"),
+        ("accelerate", {"a_yaml": "distributed_type: FSDP\nmixed_precision: bf16\n"}, "transformers-2025"),
     ],
 )
 def test_an_engine_is_priced_as_itself(system: str, engine: dict[str, str], software: str) -> None:

@@ -139,7 +139,8 @@ def test_settings_of_adapters_that_nemo_does_not_use_change_nothing() -> None:
         "  peft: {peft_scheme: SCHEME, lora_tuning: {adapter_dim: 32}}\n"
     )
     assert job_read({"sft.yaml": text.replace("SCHEME", "none")}, *YAML_SETS)[1].job.plan.dp == 8
-    assert any("adapter_dim" in fault for fault in faults({"sft.yaml": text.replace("SCHEME", "lora")}, *YAML_SETS))
+    assert any("adapter_dim" in fault for fault in faults({"sft.yaml": text.replace("SCHEME", "ia3")}, *YAML_SETS))
+    assert job_read({"sft.yaml": text.replace("SCHEME", "lora")}, *YAML_SETS)[1].job.model.adapter.rank == 32
 
 
 FLAVORS: dict[tuple[str, str], dict[str, Any]] = {
@@ -227,11 +228,16 @@ def test_a_warm_up_that_a_command_prints_blocks_nothing() -> None:
     assert any("there is no warm-up" in line for line in answer.lost)
 
 
-@pytest.mark.parametrize("name", ["rl_model_name", "ref_model_path", "teacher_model"])
+@pytest.mark.parametrize("name", ["rl_model_name", "teacher_model"])
 def test_further_models_of_a_program_are_faults(name: str) -> None:
     """One that a run by preferences is compared with is refused whatever is left out."""
     (fault,) = faults(script(f"torchrun --nproc_per_node 4 train.py {OPTIONS} --{name} me/other") | MODEL)
     assert ("training by preferences" if name == "ref_model_path" else f"--set {name}=ignore") in fault
+
+
+def test_a_model_of_reference_is_of_preferences_and_not_to_be_ignored() -> None:
+    (fault,) = faults(script(f"torchrun --nproc_per_node 4 train.py {OPTIONS} --ref_model_path me/other") | MODEL)
+    assert fault.startswith("--ref_model_path = me/other: training by preferences") and "ignore" not in fault
 
 
 def test_a_toml_that_a_script_names_is_read_with_the_scripts_flags() -> None:

@@ -1,4 +1,4 @@
-"""What is told of other systems' files can be said in Chinese, with the numbers of the English texts."""
+"""Messages on other systems' files can be said in Chinese, with the numbers of the English texts."""
 
 import json
 import tomllib
@@ -30,7 +30,7 @@ EXAMPLES = [
 
 
 def messages(path: str) -> list[str]:
-    """What is assumed, lost, left out or refused of a file on 64 devices."""
+    """The messages on a file for 64 devices: settings that are assumed, lost, left out or refused."""
     try:
         system = SOURCES[system_name_of(path, Path(path).read_text(encoding="utf-8"))]
         result = read_job_of(system, (path,), Asked(cluster=AskedCluster(64, "", 8)))

@@ -1,4 +1,4 @@
-"""What is written for several nodes starts on them: each is told its number, and where the first one is."""
+"""Files that are written for several nodes start on them: each is told its number, and where the first one is."""
 
 import os
 import shutil

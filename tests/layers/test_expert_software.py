@@ -1,4 +1,4 @@
-"""What software does with the rows of experts: each operator's bytes, as its source has them."""
+"""Operators of software on the rows of experts: each operator's bytes, as its source has them."""
 
 from dataclasses import replace
 

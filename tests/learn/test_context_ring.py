@@ -32,7 +32,7 @@ class Arrived:
 
 
 def computed(size: int, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, set[tuple[int, int]]]]]:
-    """What the runtime does, by step and rank: the rank whose keys are there, as their values say, and the scores that
+    """The runtime's ring, by step and rank: the rank whose keys are there, as their values say, and the scores that
     its attention sees. All ranks go their steps in turn; a rank gets what the one before it had."""
     held = TOKENS // size
     kv_PKs = torch.stack([torch.tensor(positions(rank, size)).expand(2, -1) for rank in range(size)])

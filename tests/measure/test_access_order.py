@@ -48,8 +48,8 @@ MODULES: dict[str, tuple[dict[str, Any], int]] = {
     "values on the host": ({"zero": 3, "offload_optimizer": 1.0, "offload_parameters": True}, 1),
     "compressed": ({"zero": 0, "compress": "topk"}, 1),
 }
-# Orders that others make double. What goes out to a buffer has waited for the stream that computes, which has waited
-# for what came in from there; sums of gradients end before that of the loss, on the same communicator; and where all
+# Orders that others make double. A transfer out to a buffer has waited for the stream that computes, which has waited
+# for the transfer in from there; sums of gradients end before that of the loss, on the same communicator; and where all
 # state is on the host, nothing of a checkpoint comes from the device. The last rank of a fold has stages in the middle,
 # which read no tokens.
 DOUBLE = {
@@ -60,7 +60,7 @@ DOUBLE = {
     "pairs": [("wait_event", "batch in watched_span")],
     "pairs under zero 3": [("wait_event", "batch in watched_span")],
 }
-# What gives an order to accesses, by name: the class and its method.
+# The calls that give an order to accesses, by name: the class and its method.
 ORDERS: dict[str, tuple[type, str]] = {
     "wait_stream": (recorded_streams.RecordedStream, "wait_stream"),
     "wait_event": (recorded_streams.RecordedStream, "wait_event"),

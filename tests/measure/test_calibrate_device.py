@@ -106,7 +106,7 @@ def test_what_was_measured_lower_is_a_share_and_said() -> None:
 
 
 def made_up(machine: Machine, job: JobSpec) -> RanksMeasured:
-    """What a device of 1e14 FLOPs and 1e12 bytes a second would have shown."""
+    """Measurements that a device of 1e14 FLOPs and 1e12 bytes a second would have given."""
 
     def seconds(point: Probe) -> tuple[float, ...]:
         parts = 3 if point.work == "product" else 1 if point.work in ("update", "copy", "host copy", "step") else 2

@@ -57,7 +57,7 @@ PRECISIONS: dict[str, dict[str, str]] = {
 
 @leaves_nothing
 def of_a_step(mesh: Mesh, job: JobSpec) -> tuple[dict[str, dict[str, int]], RankMemory]:
-    """What a rank moves in its second step, and what it holds after it."""
+    """The traffic of a rank in its second step, and its memory after it."""
     replica = build(job, mesh)
     share = job.batch.global_batch_size // job.plan.dp
     for step in range(2):

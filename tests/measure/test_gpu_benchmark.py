@@ -30,7 +30,7 @@ import gpu_operators  # noqa: E402
 import gpu_ranks  # noqa: E402
 import gpu_report  # noqa: E402
 
-# What an image with torch alone lacks, and a bundle does not bring: none of it may be imported.
+# Packages that an image with torch alone lacks, and a bundle does not bring: none of them may be imported.
 _LEAN = """
 import sys
 LACKED = {"pyarrow", "rich", "tensorboard", "tokenizers", "transformers", "yaml"}

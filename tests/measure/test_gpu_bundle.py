@@ -1,4 +1,4 @@
-"""What gpu.py takes along to a machine without network, and the questions that it asks there."""
+"""The bundle that gpu.py takes along to a machine without network, and the questions that it asks there."""
 
 import os
 import shutil

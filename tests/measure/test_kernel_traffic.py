@@ -1,8 +1,8 @@
 """The catalog's description of this runtime against what its own operators read and write, counted in dry runs.
 
 Counted is what a step has more with one layer and one microbatch more. Numbers of the description are rounded, and the
-small tensors of a layer (weights of norms, one number a token) are in no formula: 3 % of each number. What depends on a
-ratio of the model that the formulas leave out has a wider one, said where it stands.
+small tensors of a layer (weights of norms, one number a token) are in no formula: 3 % of each number. A number that
+depends on a ratio of the model that the formulas leave out has a wider bound, said where it stands.
 """
 
 from collections import Counter
@@ -260,7 +260,7 @@ def test_float8_by_tensor(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["rowwise", "blockwise"])
 def test_float8_weight_gradients(recipe: str) -> None:
-    """What the backward has more: of inputs and gradients casts along tokens, of weights a sum of two tensors. Blocks
+    """The backward has more: of inputs and gradients casts along tokens, of weights a sum of two tensors. Blocks
     take a little more than rows; one number stands for both."""
     fields = (*LLAMA, f'precision.float8="{recipe}"')
     wide, narrow = layer((*fields, "precision.float8_weight_gradients=true")), layer(fields)

@@ -1,5 +1,5 @@
-"""What the entry of this runtime says that it hides is launched so: work between the begin of what travels and its
-wait, by the order of launches in a step on CUDA, without values. The entry names these tests.
+"""The entry of this runtime says which messages it hides, and they are launched so: work between their begin and
+their wait, by the order of launches in a step on CUDA, without values. The entry names these tests.
 """
 
 import re
@@ -51,7 +51,7 @@ def test_message_overlap() -> None:
 
 
 def test_sum_overlap() -> None:
-    """What ranks of tp sum of an input gradient travels beside the product for the weight gradient."""
+    """The sum of an input gradient over ranks of tp travels beside the product for the weight gradient."""
     for plan in ({"tp": 2}, {"tp": 2, "sequence_parallel": True}):
         kind = "reduce_scatter" if "sequence_parallel" in plan else "all_reduce"
         job = small_job(layers=3, **plan)

@@ -162,6 +162,7 @@ def test_docs_have_the_counts(validation: dict) -> None:
     [
         *(("playbook.csv", 284), ("runs-2026.csv", 40), ("unseen.csv", 47), ("unseen-2.csv", 87)),
         *(("unseen-3.csv", 31), ("unseen-4.csv", 65), ("unseen-5.csv", 164), ("unseen-6.csv", 35)),
+        ("unseen-7.csv", 106),
     ],
 )
 def test_docs_have_the_errors_of_runs_to_which_nothing_is_fitted(table: str, num_rows: int) -> None:
@@ -187,14 +188,15 @@ def test_the_range_holds_about_four_of_five_runs_of_each_table_to_which_nothing_
 ) -> None:
     """Families weigh alike; runs of which no fact makes a prediction less sure are as many below as above."""
     monkeypatch.syspath_prepend(TRUTH.parent)
-    from fit_range import OUTSIDE, TABLES, misses, share_held
+    from fit_range import OUTSIDE, OWN, SHOWN, TABLES, UNSEEN, misses, share_held, unseen_misses
 
-    every_miss = list(misses())
+    every_miss = [*misses([OWN]), *unseen_misses()]
     low, high = (math.log(shipped()[f"common.{end}"]) for end in ("low", "high"))
     spreads = {fact: shipped()[f"common.{fact}_range"] for fact in FACTS}
-    shares = [share_held([miss for miss in every_miss if miss.table == name], low, high, spreads) for name in TABLES]
-    assert len(every_miss) > 900 and all(0.74 <= share <= 0.87 for share in shares), shares
-    usual = [miss for miss in every_miss if not miss.facts]
+    tables = [name for name in (*TABLES, *UNSEEN, SHOWN) if name != "unseen-3.csv"]
+    shares = [share_held([miss for miss in every_miss if miss.table == name], low, high, spreads) for name in tables]
+    assert len(every_miss) > 900 and all(0.77 <= share <= 0.9 for share in shares), shares
+    usual = [miss for miss in every_miss if miss.table in TABLES and not miss.facts]
     weight = sum(miss.weight for miss in usual)
     for outside in ([m for m in usual if m.log_ratio < low], [m for m in usual if m.log_ratio > high]):
         assert sum(miss.weight for miss in outside) / weight == pytest.approx(OUTSIDE, abs=1 / weight)
@@ -340,7 +342,7 @@ def test_regret_of_plans_expected_to_be_equally_good_is_their_mean() -> None:
     wrong = [RankedPlan(row, -row.step_s) for row in sweep]
     assert scores(wrong) == (-1.0, pytest.approx(0.5), pytest.approx(0.5))
     assert ranking_quality([RankedPlan(row, row.step_s) for row in sweep[:3]]) == {}  # too few for a sweep
-    # What is not expected to fit is not picked, unless nothing is.
+    # A plan that is not expected to fit is not picked, unless none is.
     assert scores([*wrong[:3], replace(wrong[3], fits=False)])[1] == pytest.approx(0.2)
     assert scores([replace(plan, fits=False) for plan in wrong])[1] == pytest.approx(0.5)
     # Rows of one plan are one plan, with the mean of their seconds: 10 and 11 of the best, 12 of the pick.

@@ -1,4 +1,4 @@
-"""What `verify` says of two runs: every difference is seen, and what is no number is no agreement."""
+"""The verdict of `verify` on two runs: every difference is seen, and a value that is no number never agrees."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What autograd saves, unique storages without parameters, is what memory/activations.py says: to the byte."""
+"""Tensors that autograd saves, unique storages without parameters, are as memory/activations.py says: to the byte."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What torch's allocator holds beside what it gave out, against a loop over the launches that are queued."""
+"""Memory that torch's allocator holds beside what it gave out, against a loop over the launches that are queued."""
 
 from collections import deque
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What layers of transformers keep in eager torch, against autograd, and what its Trainer holds, by arithmetic."""
+"""Tensors that layers of transformers keep in eager torch, against autograd, and its Trainer's state, by arithmetic."""
 
 from dataclasses import replace
 
@@ -101,8 +101,10 @@ def test_the_loss_of_a_single_microbatch_has_no_gradients_beside_it() -> None:
 
 
 def test_replicas_under_ddp_have_buckets_and_under_fsdp_none() -> None:
-    alone, ddp, fsdp = (
-        peak_of(MISTRAL, replace(IN_BF16, dp=dp, zero=zero, microbatch=1, global_batch=8))
-        for dp, zero in ((1, 0), (2, 0), (2, 3))
+    """accelerate scatters gradients under FSDP with the last microbatch alone (no_sync): before it they are whole."""
+    alone, ddp, fsdp, several = (
+        peak_of(MISTRAL, replace(IN_BF16, dp=dp, zero=zero, microbatch=1, global_batch=batch))
+        for dp, zero, batch in ((1, 0, 2), (2, 0, 2), (2, 3, 2), (2, 3, 8))
     )
+    assert float(several.gradients) == float(alone.gradients)
     assert float(ddp.gradients) == 2 * float(alone.gradients) == 4 * float(fsdp.gradients)

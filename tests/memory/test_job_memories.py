@@ -67,8 +67,8 @@ def test_all_are_asked_for_where_each_is_kept(schedule: str) -> None:
 @pytest.mark.parametrize("base", ["compute", "nf4"])
 @pytest.mark.parametrize("dp", [1, 8])
 def test_frozen_values_on_the_host_have_no_masters(base: str, dp: int) -> None:
-    """What ZeRO-3 keeps of a base in host memory is what it kept on the device, and nothing is added there: no step
-    updates it. A search's closed forms say as much as the account, to a seventh."""
+    """ZeRO-3 keeps of a base in host memory what it kept on the device, and nothing is added there: no step updates
+    it. A search's closed forms say as much as the account, to a seventh."""
     on_device, on_host = (_adapted(base, dp, is_on_host) for is_on_host in (False, True))
     kept, moved = (job_memory(job)[0] for job in (on_device, on_host))
     assert (moved.parameters_bytes, moved.host_bytes) == (0, kept.parameters_bytes)

@@ -1,4 +1,4 @@
-"""What a rank holds, predicted before the run and measured in it: equal to the byte."""
+"""The memory of a rank, predicted before the run and measured in it: equal to the byte."""
 
 from typing import Any
 
@@ -102,14 +102,14 @@ def test_eight_bytes_a_parameter_without_masters(moments: str) -> None:
 
 
 def pool_bytes(job: JobSpec, pp_rank: int, tp_index: int) -> int:
-    """What a rank borrows for ZeRO at most, by the replay of a step."""
+    """The most that a rank borrows for ZeRO, by the replay of a step."""
     program = job_program(job)
     return replay(job, program, pp_rank, rank_state(job, program, pp_rank, tp_index)).pool_bytes
 
 
 @leaves_nothing
 def account_of_steps(mesh: Mesh, job: JobSpec) -> tuple[RankMemory, dict[str, dict[str, int]]]:
-    """What a rank has allocated after some steps, and what it moved in the last one."""
+    """The memory that a rank has allocated after some steps, and its traffic in the last one."""
     replica = build(job, mesh)
     share = job.batch.global_batch_size // job.plan.dp
     for step in range(2):

@@ -1,4 +1,4 @@
-"""What a layer with experts keeps, measured and as memory/moe_activations.py says: to the byte, for given rows."""
+"""Bytes that a layer with experts keeps, measured and as memory/moe_activations.py says: equal, for given rows."""
 
 from typing import Any
 

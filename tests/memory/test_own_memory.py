@@ -57,7 +57,7 @@ def drawn(job: JobSpec, number: int, seed: int) -> list[JobSpec]:
 )
 def test_arrays_are_near_the_account(model: str, nodes: int, batch: int) -> None:
     """Half of all plans within 3 %, and nine of ten no further below than 25 %: those with few microbatches and much to
-    compute again. What is shown of a search is judged by the account."""
+    compute again. The account judges the plans that a search shows."""
     ratios = []
     for job in drawn(job_of(model, nodes, batch), 40, seed=11):
         exact = max(rank.total_bytes for rank in job_memory(job))
@@ -70,7 +70,7 @@ def test_arrays_are_near_the_account(model: str, nodes: int, batch: int) -> None
 @pytest.mark.parametrize("further", [0, 1])
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt3-175b", "mixtral-8x7b"])
 def test_plain_plans_are_the_account(model: str, further: int) -> None:
-    """What one would start with: 1F1B, nothing computed again, state sharded or not. With further tokens a few percent
+    """Plans to start with: 1F1B, nothing computed again, state sharded or not. With further tokens a few percent
     more of what ZeRO 3 gathers is there than is said."""
     job = job_of(model, 8, 256)
     job = job.model_copy(update={"model": job.model.model_copy(update={"mtp_layers": further})})

@@ -28,8 +28,8 @@ Arrays = dict[str, np.ndarray]
 
 
 def seen(mesh: Mesh, job: JobSpec) -> tuple[Arrays, dict[str, tuple[int, ...]], dict[str, int]]:
-    """What layer 0, the embedding and the head give in the first microbatch of a step, with its gradient where autograd
-    has it; shapes of parameters; and where this rank stands."""
+    """Outputs of layer 0, the embedding and the head in the first microbatch of a step, with gradients where autograd
+    has them; shapes of parameters; and where this rank stands."""
     replica = build(job, mesh)
     results: Arrays = {}
 
@@ -65,7 +65,7 @@ def seen(mesh: Mesh, job: JobSpec) -> tuple[Arrays, dict[str, tuple[int, ...]], 
     share = job.batch.global_batch_size // job.plan.dp
 
     def watch_sums(module: ModuleType, *names: str) -> ExitStack:
-        """What the first row-parallel products of a module give, before their sum."""
+        """Keep the results of the first row-parallel products of a module, before their sum."""
         left, patches = list(names), ExitStack()
         for function in ("reduce_from", "scatter_to"):
             before = getattr(module, function)

@@ -1,4 +1,4 @@
-"""What CUDA's compiler makes a kernel of is what a CPU computes in turn, to rounding, and is one graph."""
+"""Operators that CUDA's compiler makes one kernel of give what a CPU computes in turn, to rounding, as one graph."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

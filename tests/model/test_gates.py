@@ -87,7 +87,7 @@ def reference(spec: MoeSpec, logits_TE: Tensor, about: Known) -> tuple[plain.Rou
 
 
 def with_filling(about: Known, filling: set[int]) -> Known:
-    """What is known where these tokens only fill samples up."""
+    """The known facts, where these tokens only fill samples up."""
     real_T = torch.tensor([t not in filling for t in range(TOKENS)])
     return replace(about, real_T=real_T, num_real=TOKENS - len(filling))
 

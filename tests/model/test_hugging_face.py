@@ -244,7 +244,7 @@ def test_tied_table_is_one_memory_with_two_gradients(kind):
 
 
 def test_gate_and_up_are_not_interchangeable():
-    """What the tests above compare does depend on the order of a fused weight."""
+    """The logits that the tests above compare do depend on the order of a fused weight."""
     own, reference = both_models(LLAMA)
     tokens, _ = sample(LLAMA)
     with torch.no_grad():

@@ -73,7 +73,7 @@ def test_blocks_are_what_is_in_reach() -> None:
 
 
 def sees(block: ScoreBlock, reach: KeyReach, query: int, key: int) -> bool:
-    """Whether a query of a block sees a key of it, by what the block says."""
+    """True if a query of a block sees a key of it, by the fields of the block."""
     if block.is_causal:
         return key <= query
     return not block.has_edge or (key <= query and in_reach(reach, query, key))

@@ -29,7 +29,7 @@ from support.compressed import (
 
 
 def quantised(x: np.ndarray) -> np.ndarray:
-    """What arrives of a vector of whole blocks."""
+    """The values that arrive of a vector of whole blocks."""
     out = np.empty_like(x)
     for begin in range(0, len(x), 256):
         block = x[begin : begin + 256]

@@ -55,7 +55,7 @@ def test_powersgd_at_full_rank_is_exact(world: int) -> None:
     by_rank = run_on_mesh(job_over(world), at_full_rank)
     for result, _ in by_rank:
         torch.testing.assert_close(result, exact, rtol=1e-5, atol=1e-5)
-    # What one rank could not say because its matrix has other columns than the sum, the others make up for.
+    # Where one rank loses something because its matrix has other columns than the sum, the others make up for it.
     together = sum(lost for _, lost in by_rank)
     torch.testing.assert_close(together, torch.zeros_like(together), rtol=0, atol=1e-4)
 
@@ -71,7 +71,7 @@ def test_topk_of_all_elements_is_exact(world: int) -> None:
 
 
 def with_bad_numbers(mesh: Mesh) -> dict[tuple[str, str], tuple[bool, bool, bool]]:
-    """Whether a bad number of the last rank arrives, whether the next step is sound, and the state."""
+    """(it arrives, the next step is sound, the state is sound), by method and bad number of the last rank."""
     return {(name, str(bad)): with_bad_number(mesh, name, bad) for name in PLANS for bad in BAD}
 
 

@@ -174,8 +174,8 @@ def test_nothing_is_reduced_while_microbatches_accumulate() -> None:
 
 
 def losses_and_gradients(mesh: Mesh, job: JobSpec) -> list[tuple[list[str], list[torch.Tensor], list[bool]]]:
-    """What a step performs and gives with pairs, and with the same pairs taken apart; and of each send of a pair's
-    part, whether it began before the pair ended."""
+    """The actions and results of a step with pairs, and of one with the same pairs taken apart; and of each send of a
+    pair's part, whether it began before the pair ended."""
     replica = build(job, mesh)
     tokens = microbatches(made_up_tokens(job, 0), job.plan.microbatch_size)
     outcomes = []

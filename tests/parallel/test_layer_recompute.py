@@ -56,7 +56,7 @@ def test_same_bits_as_without(kind: str, plan: str, policy: str) -> None:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_beside_a_forward_that_communicates(sequence_parallel: bool) -> None:
-    """DualPipeV runs a forward and a backward at once. What is recomputed communicates too, as part of the backward."""
+    """DualPipeV runs a forward and a backward at once. Recomputation communicates too, as part of the backward."""
     fields = {"pp": 2, "tp": 2, "schedule": "dualpipev", "sequence_parallel": sequence_parallel}
     kept, again = (small_job(batch=6, **fields, recompute=how) for how in ("none", "full"))
     assert_same_bits(run_on_mesh(again, record, again, NUM_STEPS), run_on_mesh(kept, record, kept, NUM_STEPS))

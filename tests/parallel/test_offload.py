@@ -64,7 +64,7 @@ def test_account_of_a_pipeline() -> None:
 
 
 def saved(mesh: Mesh, job: JobSpec) -> tuple[int, int]:
-    """What the layers of a stage keep on the device, and the most that is alive in a step."""
+    """The bytes that the layers of a stage keep on the device, and the most that is alive in a step."""
     replica = build(job, mesh)
     stage = replica.stages[0]
     constants = [p.detach() for p in placed_parameters(stage).values()] + stage.tables.tensors

@@ -41,7 +41,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @leaves_nothing
 def trained(mesh: Mesh, job: JobSpec) -> tuple[Record, Ledger, dict[str, tuple[int, ...]]]:
-    """What a rank has computed in some steps, moved in the last of them, and with whom it is on each axis."""
+    """The results of a rank in some steps, its traffic in the last of them, and its partners on each axis."""
     replica, steps = build(job, mesh), []
     for step in range(STEPS):
         mesh.ledger.clear()

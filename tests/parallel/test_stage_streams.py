@@ -32,7 +32,7 @@ JOBS = {
 
 
 def pairs_of(lines: list[Launched]) -> list[list[Launched]]:
-    """What is launched in each pair: between the fork of two streams and their join."""
+    """The launches of each pair: between the fork of two streams and their join."""
     results, begin = [], 0
     for at, line in enumerate(lines):
         if line.what == "fork" and " " in line.about:

@@ -1,4 +1,4 @@
-"""What carries messages: over Gloo each direction between two ranks has a group of its own."""
+"""The transport of messages: over Gloo each direction between two ranks has a group of its own."""
 
 from typing import Any
 

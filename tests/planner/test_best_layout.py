@@ -73,7 +73,7 @@ def test_pieces_add_up_to_what_the_cost_model_says_of_the_whole(given: JobSpec) 
     )
     room = device_of(run.device).offered_bytes
     process = [taken + room - seat.memory_bytes for taken, seat in zip(grid.rank_bytes, places, strict=True)]
-    # What the embedding keeps of a microbatch's ids is counted on every rank.
+    # The ids of a microbatch that the embedding keeps are counted on every rank.
     assert process == pytest.approx([memory.process for memory in rank_memory(run, CONSTANTS)], rel=1e-5)
     time = step_time(run, CONSTANTS)
     pipeline_s = time.compute + time.again + time.tensor + time.context + time.expert + time.bubble

@@ -88,7 +88,7 @@ def test_each_value_is_kept_or_refused(name: str) -> None:
     ],
 )
 def test_what_no_plan_has(kept: list[str], words: str) -> None:
-    """What is kept that leaves no plan, and what may be kept instead."""
+    """A kept value that leaves no plan is a fault, which names values that may be kept instead."""
     faults = outcome("dense", constraints_of(kept, []))
     assert isinstance(faults, list) and any(words in fault for fault in faults), faults
 

@@ -1,4 +1,4 @@
-"""What one strategy alone needs and nobody knows leaves that strategy out of the search, and nothing else."""
+"""A rate that one strategy alone needs and nobody knows leaves that strategy out of the search, and nothing else."""
 
 import pytest
 

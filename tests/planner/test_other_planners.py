@@ -29,7 +29,7 @@ def adapters(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def run_of(row: Measured) -> Run:
-    """What a row is about."""
+    """The run that a row is about."""
     assert row.run is not None
     return row.run
 

@@ -1,4 +1,4 @@
-"""What `shardwright plan` says of a plan is what the cost model says, and what it writes can be read."""
+"""Reasons of `shardwright plan` are those of the cost model, and the job that it writes can be read."""
 
 import itertools
 import json

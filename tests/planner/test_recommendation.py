@@ -103,7 +103,7 @@ def test_the_first_plan_gives_way_to_faster_ones_beside_it(llama: Advice) -> Non
 
 
 def is_faster(reason: Reason, constraints: Constraints) -> bool:
-    """Whether a reason tells of a plan that fits, is faster and is not kept otherwise."""
+    """True if a reason tells of a plan that fits, is faster and is not kept otherwise."""
     values = reason.job.plan.model_dump()
     kept = all(constraints.allows(name, value) for name, value in values.items())
     return kept and reason.slower_s < 0 and not reason.excess_bytes

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.long
 
 
 def kind(plan: Any) -> tuple[int, ...]:
-    """What plans have in common of which one is shown."""
+    """The degrees that plans have in common of which one is shown."""
     return plan.tp, plan.pp, plan.cp, plan.ep
 
 

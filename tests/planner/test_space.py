@@ -56,7 +56,7 @@ def key(plan: PlanSpec, batch: int = 4) -> Key:
 
 
 def keys(block: PlanBlock) -> list[Key]:
-    """Those of a block."""
+    """The keys of all plans of a block."""
     return [(block.variant, row) for row in zip(*(block.columns[name].tolist() for name in NUMBERS), strict=True)]
 
 

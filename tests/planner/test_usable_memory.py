@@ -1,4 +1,4 @@
-"""What fits is what a device shows less a stated margin, whichever the software."""
+"""Plans fit in the memory that a device shows less a stated margin, whichever the software."""
 
 import pytest
 

@@ -89,7 +89,7 @@ def test_the_compiler_makes_its_kernels_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def orders_of_passes(mesh: Mesh, job: JobSpec, num_steps: int) -> list[bool]:
-    """Whether each look at gradients was at a pass in a fixed order."""
+    """True for each look at gradients that was at a pass in a fixed order."""
     inside, seen = [False], list[bool]()
 
     @contextmanager

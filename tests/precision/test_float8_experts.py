@@ -35,7 +35,7 @@ def experts(name: str, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank
 
 
 def steps(name: str, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank, index: int = 0) -> list[Tensor]:
-    """What two steps of four microbatches give, on one of two ranks if there is a cut."""
+    """The results of two steps of four microbatches, on one of two ranks if there is a cut."""
     states, results = experts(name, cut, reduce_max), []
     for step in range(2):
         weight = random(E, N, K, seed=step)
@@ -94,7 +94,7 @@ def test_weights_lie_side_by_side() -> None:
 
 
 def test_one_kernel_gets_what_the_loop_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is handed to the kernel that a CPU does not have: it is computed here from that alone."""
+    """The arguments of the kernel that a CPU does not have are enough: the product is computed here from them alone."""
 
     def grouped(
         a: Tensor, b: Tensor, scale_a: Tensor, _: object, scale_b: Tensor, __: object, offs: Tensor, **options: object

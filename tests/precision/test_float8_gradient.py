@@ -45,7 +45,7 @@ def test_errors_are_those_of_the_casts(name: str, wide: torch.dtype) -> None:
         of = matrix.double().numpy()
         first = rounding_bound(of, scales_by_element(of, recipe.activation, dtype), dtype)
         second = rounding_bound(of.T, scales_by_element(of.T, recipe.activation, dtype), dtype)
-        # What is rounded the second time may have become larger by the first, and its scale twice as large.
+        # An element that is rounded a second time may have become larger by the first, and its scale twice as large.
         return of.T, first.T + 2 * second + first.T * 2.0**-2
 
     (a, error_a), (b, error_b) = error_of(dy, DTYPES[recipe.gradient]), error_of(x, E4M3)

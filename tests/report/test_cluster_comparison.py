@@ -120,7 +120,7 @@ def test_a_cluster_may_say_its_nodes_and_its_price() -> None:
         (["h100-sxm", "b200-sxm:8"], ["--on 'h100-sxm' is no cluster"]),
         (["h100-smx:8", "b200:x"], ["--on 'h100-smx:8': 'h100-smx' is not in the catalog", "--on 'b200:x' is no"]),
         (["h100-sxm:0", "b200-sxm:8@cheap", ""], ["'h100-sxm:0'", "'b200-sxm:8@cheap'", "''"]),
-        ([], ["0 cluster has none"]),
+        ([], ["no cluster is named; use --on twice"]),
     ],
 )
 def test_clusters_are_read_and_every_fault_is_told(names: list[str], faults: list[str]) -> None:

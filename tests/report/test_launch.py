@@ -1,4 +1,4 @@
-"""What starts a job on a cluster: seats, links, time to save, faults, and the three texts by themselves."""
+"""Files that start a job on a cluster: seats, links, time to save, faults, and the three texts by themselves."""
 
 import json
 import os
@@ -122,7 +122,7 @@ def test_nodes_of_several_kinds_have_an_order() -> None:
 
 
 def test_all_faults_come_in_one_message() -> None:
-    """Those of the options and of the job, each with a way out."""
+    """The message has the faults of the options and of the job, each with a way out."""
     results = faults("quickstart", "--set", "plan.tp=3", "--slurm", "--torchrun", "--time", "soon", "--account", "a b")
     assert len(results) == 7
     assert [fault for fault in results if "plan.tp 3" in fault]

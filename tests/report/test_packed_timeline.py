@@ -16,8 +16,9 @@ from shardwright.schedule.buffer_lifetimes import Buffer
 from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.full_step import simulated_step
-from shardwright.simulate.timeline import Cause, Resource, Timeline
-from support.packed_columns import unpacked_column
+from shardwright.simulate.timeline import Resource, Timeline
+from shardwright.simulate.waits import Cause
+from support.packed_columns import Columns, unpacked_columns, unpacked_ranks
 
 OTHERS = {"recompute": ("1f1b", "stage", False), "gathers": ("1f1b", "none", True)}
 
@@ -29,14 +30,9 @@ def timeline_of(name: str) -> Timeline:
     return study_schedule(schedule, shape, Work(latency=0.25), recompute, gathers).timeline
 
 
-def unpacked(packed: dict[str, str]) -> dict[str, list[int]]:
-    """Columns of numbers by name."""
-    return {name: unpacked_column(text) for name, text in packed.items()}
-
-
-def blocks(packed: dict[str, str], kinds: list[Any], tick: float) -> list[tuple[Any, ...]]:
+def blocks(columns: Columns, kinds: list[Any], tick: float) -> list[tuple[Any, ...]]:
     """(start, end, parts, step) of each block, parts without their colours."""
-    rows, columns = [], unpacked(packed)
+    rows = []
     for n, start in enumerate(columns["from"]):
         microbatches = [columns["microbatch"][n], *(columns["second"][n : n + 1] if "second" in columns else ())]
         parts = [(letter, stage, microbatches[k]) for k, (_, letter, stage) in enumerate(kinds[columns["kind"][n]])]
@@ -56,7 +52,7 @@ def test_nothing_is_lost_in_columns(name: str) -> None:
     def close(times: list[float]) -> Any:
         return pytest.approx(times, abs=tick)
 
-    for row, rank in zip(timeline.ranks, packed["ranks"], strict=True):
+    for row, rank in zip(timeline.ranks, unpacked_ranks(packed), strict=True):
         spans = [span for span in row.spans if span.resource is Resource.COMPUTE and span.end > span.start]
         drawn = blocks(rank["busy"], packed["kinds"], tick)
         parts = [[(str(p.kind), p.stage, p.microbatch) for p in s.action.computes() or (s.action,)] for s in spans]
@@ -65,7 +61,7 @@ def test_nothing_is_lost_in_columns(name: str) -> None:
         ]
         assert [start for start, *_ in drawn] == close([span.start for span in spans])
         assert [end for _, end, *_ in drawn] == close([span.end for span in spans])
-        idle, alive = unpacked(rank["idle"]), unpacked(rank["alive"])
+        idle, alive = rank["idle"], rank["alive"]
         assert [list(Cause)[cause] for cause in idle["cause"]] == [gap.cause for gap in row.idle]
         assert [tick * at for at in idle["from"]] == close([gap.start for gap in row.idle])
         assert [tick * at for at in idle["to"]] == close([gap.end for gap in row.idle])
@@ -76,7 +72,7 @@ def test_nothing_is_lost_in_columns(name: str) -> None:
         expected = [(span.action.stage, str(span.action.kind)) for span in moves] if timeline.program.gathers else []
         drawn_moves = blocks(rank["moves"], packed["kinds"], tick)
         assert sorted((stage, letter) for _, _, ((letter, stage, _),), _ in drawn_moves) == sorted(expected)
-    sent = unpacked(packed["messages"])
+    sent = unpacked_columns(packed["messages"])
     steps = sent.get("step") or [0] * len(sent["from"])
     rows = sorted(
         (*packed["routes"][route][:3], packed["routes"][route][3], microbatch, step, start * tick)
@@ -99,6 +95,8 @@ def test_a_step_is_drawn_whole() -> None:
     assert tail["optimizer"] == pytest.approx(float(step.optimizer))
     assert "data" not in tail  # gradients are reduced beside the actions, where they are drawn
     assert drawing.axes == {"tp": 8, "cp": 1, "dp": 8}
+    measured = drawing.performed(drawing.times)
+    assert measured.bubble_share == pytest.approx(float(step.bubble) / drawing.times.makespan)
 
 
 def test_blocks_say_the_communication_within_them() -> None:

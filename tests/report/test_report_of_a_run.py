@@ -15,7 +15,7 @@ from shardwright.report.run.run_card import RunCard
 from shardwright.report.run.run_record import read_record
 from shardwright.report.run.run_report import report_data
 from shardwright.train.run_files import CARD, METRICS, REPORT
-from support.packed_columns import unpacked_column
+from support.packed_columns import unpacked_ranks
 
 
 def job_in(folder: Path) -> JobSpec:
@@ -45,7 +45,7 @@ def test_a_run_reports_its_performed_step_and_its_resume(tmp_path: Path) -> None
     data = report_data(card, record, folder)
     planned, performed = (part["data"]["sections"][0] for part in (data["parts"]["timeline"], data["performed"]))
     num_planned, num_performed = (
-        [len(unpacked_column(rank["busy"]["from"])) for rank in each["ranks"]] for each in (planned, performed)
+        [len(rank["busy"]["from"]) for rank in unpacked_ranks(each)] for each in (planned, performed)
     )
     assert num_performed == [1 + num for num in num_planned]
     assert performed["makespan"] == pytest.approx(planned["makespan"])

@@ -1,4 +1,4 @@
-"""What `train` says at its end: predicted beside measured, and what can't be predicted."""
+"""Lines of `train` at its end: predicted beside measured, and what can't be predicted."""
 
 import json
 from dataclasses import replace

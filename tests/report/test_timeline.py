@@ -32,9 +32,10 @@ from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Work
-from shardwright.simulate.timeline import Cause, Idle, Resource, make_timeline
+from shardwright.simulate.timeline import Idle, Resource, make_timeline
+from shardwright.simulate.waits import Cause
 from support.languages import assert_same_in_chinese, words_of_picture
-from support.packed_columns import unpacked_column
+from support.packed_columns import unpacked_column, unpacked_ranks
 from support.programs import schedule_faults, training_program
 
 SHAPES = [(p, m) for p in (1, 2, 3, 4) for m in (1, 3, 8)]
@@ -49,7 +50,7 @@ eighths = st.integers(0, 24).map(lambda n: n / 8)
 
 
 def virtual(name: str) -> int:
-    """What the commands take where the number of stages is the user's to choose."""
+    """The number of stages a rank that the commands take where the user may choose it."""
     return 2 if SCHEDULES[name].stages_per_rank == 0 else 1
 
 
@@ -228,7 +229,7 @@ def test_page_is_whole_and_needs_nothing_else() -> None:
     sections = json.loads(page.data)["sections"]
     for one, section in zip(studies, sections, strict=True):
         computes = [sum(bool(span.action.computes()) for span in row.spans) for row in one.timeline.ranks]
-        assert [len(unpacked_column(row["busy"]["from"])) for row in section["ranks"]] == computes
+        assert [len(row["busy"]["from"]) for row in unpacked_ranks(section)] == computes
         assert len(unpacked_column(section["messages"]["from"])) == one.bubbles.messages
 
 
@@ -315,8 +316,8 @@ def test_gathers_are_shown_everywhere(name: str, gather: float) -> None:
     assert texts and all(float(text.get("x", 0)) + 6.6 * len(text.text or "") <= 1120 for text in texts)
     assert max(float(text.get("y", 0)) for text in texts) < float(root.get("height", 0))
     page = Page(timeline_page(name, [section_of(one)]))
-    ranks = json.loads(page.data)["sections"][0]["ranks"]
-    assert sum(len(unpacked_column(row["moves"]["from"])) for row in ranks) == len(moves)
+    ranks = unpacked_ranks(json.loads(page.data)["sections"][0])
+    assert sum(len(row["moves"]["from"]) for row in ranks) == len(moves)
     assert all(row["gathered"]["at"] for row in ranks) and any(row["inputs"]["at"] for row in ranks)
     assert {"gather parameters", "forward again", "stage inputs kept"} <= set(page.words)
     events = trace(one.timeline, name)["traceEvents"]

@@ -1,4 +1,4 @@
-"""What a computation waits for: the one table, against the words of the papers, and that there is no second one."""
+"""Dependencies of computations: the one table, against the words of the papers, and that there is no second one."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a program moves, in bytes, by arithmetic on the job."""
+"""Bytes that a program moves, by arithmetic on the job."""
 
 from shardwright.config.model_shape import shape_of
 from shardwright.schedule.job_program import job_program

@@ -82,7 +82,7 @@ def program_of(*rows: str, num_microbatches: int) -> Program:
 
 
 def test_split_backward_v_placement_and_pairs_can_be_said_and_lowered() -> None:
-    """What later schedules need: I and W apart, two stages a rank in a V, a forward and a backward as one."""
+    """Needs of later schedules: I and W apart, two stages a rank in a V, a forward and a backward as one."""
     rows = ("0F0 0F1 3F0 (3F1+3I0) 3W0 0I0 3B1 0W0 0B1", "1F0 2F0 1F1 2F1 2I0 1I0 2W0 2B1 1W0 1B1")
     lists = tuple(tuple(parse(token) for token in row.split()) for row in rows)
     program = lower(Schedule("by hand", 2, vee(2), lists))

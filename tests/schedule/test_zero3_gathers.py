@@ -22,7 +22,8 @@ from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.shape_program import forward_of
 from shardwright.schedule.timing import Costs, play
-from shardwright.simulate.timeline import Cause, make_timeline
+from shardwright.simulate.timeline import make_timeline
+from shardwright.simulate.waits import Cause
 from shardwright.train.build import build
 from shardwright.train.train_step import evaluate, train_step
 from support.cases import made_up_tokens, shapes, small_job

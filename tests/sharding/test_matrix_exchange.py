@@ -31,7 +31,7 @@ def test_neighbours_of_about_as_many_matrices(num_matrices: list[int], num_owner
 
 
 def stage(kind: str, tp_index: int = 0, bucket_mib: float = 25.0, layers: int = 6, **plan: int) -> StageState:
-    """What a rank holds of a small model's only stage."""
+    """The state that a rank holds of a small model's only stage."""
     job = small_job(kind, batch=8, layers=layers, sequence_parallel="tp" in plan, bucket_mib=bucket_mib, **plan)
     job = with_optimizer(job, name="muon")
     return rank_state(job, job_program(job), 0, tp_index)[0]

@@ -9,9 +9,8 @@ from shardwright.config.load import load_job
 from shardwright.schedule.buffer_lifetimes import Buffer
 from shardwright.schedule.job_program import job_order
 from shardwright.schedule.timing import Costs, play
-from shardwright.simulate.action_columns import Array
+from shardwright.simulate.action_columns import Array, columns_by_rank
 from shardwright.simulate.buffer_curves import Lives, kept_on_rank, lives_on_rank
-from shardwright.simulate.timeline import columns_by_rank
 
 FOUR_RANKS = ("plan.pp=4", "plan.dp=1", "plan.tp=1", "plan.sequence_parallel=false", "model.layers=8")
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "dualpipe", "pipedream")

@@ -170,13 +170,15 @@ def test_fingers_zoom_a_timeline_and_a_tap_tells_a_block(page: Page) -> None:
 def test_a_timeline_is_unpacked_when_it_is_read(page: Page) -> None:
     go(page, JOB)
     lists = page.evaluate("""() => {
-      const column = (...numbers) => btoa(String.fromCharCode(...new Uint8Array(Int32Array.from(numbers).buffer)));
-      const blocks = { from: column(0, 70000), to: column(70000, 90000), kind: column(0, 0), microbatch: column(0, 1) };
-      const section = { tick: 0.5, kinds: [[[3, "F", 1]]], routes: [[0, 1, 0, 0]], ranks: [{ busy: blocks }],
+      const bytes = (numbers) => String.fromCharCode(...new Uint8Array(Int32Array.from(numbers).buffer));
+      const column = (...numbers) => "4" + btoa(bytes(numbers));
+      const busy = { lengths: [1, 2], from: column(9, 0, 70000), to: column(10, 70000, 90000), kind: column(0, 0, 0),
+        microbatch: "1" + btoa(String.fromCharCode(2, 0, 1)) };
+      const section = { tick: 0.5, kinds: [[[3, "F", 1]]], routes: [[0, 1, 0, 0]], num_ranks: 2, lists: { busy },
         messages: { from: column(2), sent: column(4), arrives: column(6), route: column(0), microbatch: column(7) } };
       const [{ ranks, messages }] = unpackedTimelines({ sections: [section] }).sections;
-      const isMade = () => "value" in Object.getOwnPropertyDescriptor(ranks[0], "busy");
-      return [isMade(), ranks[0].busy, isMade(), messages];
+      const isMade = () => "value" in Object.getOwnPropertyDescriptor(ranks[1], "busy");
+      return [isMade(), ranks[1].busy, isMade(), messages];
     }""")
     busy = [[0, 35000, [[3, "F", 1, 0]], 0], [35000, 45000, [[3, "F", 1, 1]], 0]]
     assert lists == [False, busy, True, [[0, 1, 0, 1, 2, 3, 0, 7, 0]]]

@@ -80,7 +80,7 @@ SAMPLES: dict[str, list[str]] = {
 
 
 def answer_of(words: str, **places: str) -> Any:
-    """What a command answers with --json, run in the project's folder."""
+    """The answer of a command with --json, run in the project's folder."""
     command = [sys.executable, "-m", "shardwright", *shlex.split(words.format(**places)), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if not done.stdout:

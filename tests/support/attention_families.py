@@ -9,8 +9,8 @@ from shardwright.config.model import ModelSpec
 
 
 def family(spec: ModelSpec) -> Callable[[ModelSpec, dict[str, Any]], Any] | None:
-    """What makes the model of transformers that has the fields of `spec`, given what configurations have in common;
-    None for those that hugging_face.py makes itself."""
+    """The maker of transformers' model that has the fields of `spec`, given what configurations have in common; None
+    for those that hugging_face.py makes itself."""
     if spec.qk_norm == "full":
         return _olmoe
     if spec.no_rotary_every:

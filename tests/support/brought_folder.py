@@ -1,4 +1,4 @@
-"""What a user may come with: a small model's folder with its tokenizer and chat template, and chats."""
+"""Files that a user may come with: a small model's folder with its tokenizer and chat template, and chats."""
 
 import json
 from pathlib import Path

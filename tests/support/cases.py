@@ -236,7 +236,7 @@ _remembered: dict[tuple[Callable[..., Any], str, tuple[Any, ...]], list[Any]] = 
 
 
 def remembered(job: JobSpec, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """What `function(mesh, job, *args)` gives on every rank of the job, from one run. Nobody may change it.
+    """The results of `function(mesh, job, *args)` on every rank of the job, from one run. Nobody may change them.
 
     For what many tests compare with.
     """
@@ -279,7 +279,7 @@ def of_replicas(traffic: Mapping[str, Traffic]) -> dict[str, Traffic]:
 
 
 def ring_bytes(traffic: Mapping[str, Traffic], num_ranks: Mapping[str, int]) -> float:
-    """What a rank sends if every collective is a ring, by hand; `num_ranks` is by axis.
+    """The bytes that a rank sends if every collective is a ring, by hand; `num_ranks` is by axis.
 
     A ring of d ranks sends (d - 1) / d of the payload in an all-gather or a reduce-scatter, and twice that in an
     all-reduce, which is one after the other (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69, section 3).

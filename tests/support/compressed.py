@@ -72,7 +72,7 @@ def views_of(flat: torch.Tensor) -> list[torch.Tensor]:
 
 @dataclass
 class Outcome:
-    """What one rank has after some steps: each step's flat result or share, ledger, savings and state."""
+    """The results of one rank after some steps: each step's flat result or share, ledger, savings and state."""
 
     results: list[torch.Tensor]
     table: dict[str, dict[str, int]]

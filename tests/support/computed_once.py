@@ -1,4 +1,4 @@
-"""What commands compute before they say it, computed once for all that ask the same in a run of the tests.
+"""Results of commands, computed once for all that ask the same in a run of the tests.
 
 A page shows a command's output in two languages, and a test its text and its JSON: the search or prediction behind them
 is the same. All that a result depends on is in the arguments of these functions, so another question is computed anew.

@@ -1,4 +1,4 @@
-"""What expert parallel sends for given choices, rank by rank and by kind of link: written once more, for tests.
+"""Bytes that expert parallel sends for given choices, by rank and kind of link: written once more, for tests.
 
 A row travels for each choice of a token, there and back, forward and backward (parallel/expert/dispatch.py); there with
 the choice's weight, and back in the backward with its gradient. The bytes are linear in the choices: with counts of a
@@ -57,7 +57,7 @@ Counts = Sequence[Sequence[float]]
 def sent_direct(
     counts: Counts, ranks: ExpertRanks, row_bytes: int, is_backward: bool = False, there_bytes: int = 0
 ) -> list[Sent]:
-    """What each rank sends in one forward or backward pass of one layer, dispatch and combine together.
+    """The bytes that each rank sends in one forward or backward pass of one layer, dispatch and combine together.
 
     `counts[r][e]` are the tokens of rank r that chose expert e, `row_bytes` are those of a token's hidden state, and
     `there_bytes` on its way to an expert, if that is another number.
@@ -111,7 +111,7 @@ def sent_node_aware(
 
 
 def _sent(rows: Counts, ranks: ExpertRanks, there_bytes: int, back_bytes: int, told_bytes: int) -> list[Sent]:
-    """What each rank sends if rows[i][j] go from i to j and come back, and everybody tells everybody `told_bytes`."""
+    """The bytes that each rank sends if rows[i][j] go from i to j and come back, and all tell all `told_bytes`."""
     results = []
     for here in range(ranks.num_ranks):
         by_link = [0.0, 0.0]

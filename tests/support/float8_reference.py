@@ -1,4 +1,4 @@
-"""What fp8 means, once more and independently: every number from its bits, and rounding by looking for the nearest."""
+"""Fp8, once more and independently: every number from its bits, and rounding by looking for the nearest."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What ranks do that save a checkpoint or go on from one, beside their tests: each rank imports this, and no jobs."""
+"""Work of ranks that save a checkpoint or go on from one, beside their tests: each rank imports this, and no jobs."""
 
 from functools import partial
 from pathlib import Path

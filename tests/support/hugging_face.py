@@ -158,7 +158,7 @@ def _deepseek(spec: ModelSpec) -> Any:
 
 
 def _common(spec: ModelSpec) -> dict[str, Any]:
-    """What the configurations of models like Llama have in common."""
+    """The keys that the configurations of models like Llama have in common."""
     return {
         "vocab_size": spec.vocab,
         "hidden_size": spec.hidden,

@@ -1,4 +1,4 @@
-"""What the kernels of a dry run read and write, counted operator by operator from torch's own schemas.
+"""Bytes that the kernels of a dry run read and write, counted operator by operator from torch's own schemas.
 
 An operator is taken for one kernel that reads each of its arguments and writes each of its results once. A view is
 none, a fill or a copy does not read what it overwrites, what a reduction or a lookup leaves out is not counted.

@@ -1,4 +1,4 @@
-"""What Kubernetes takes, of the fields that we write: ConfigMap, Service and Job of the API v1 and batch/v1, strictly.
+"""Kubernetes' rules for the fields that we write: ConfigMap, Service and Job of the API v1 and batch/v1, strictly.
 
 Names, types and the rules between fields are those of the API reference of Kubernetes 1.33, written down by hand; a
 field that is not here is refused.
@@ -165,7 +165,7 @@ class Job(Strict):
 
 
 class Manifest(Strict):
-    """What a manifest asks for; `service` is None where there is one pod."""
+    """The resources that a manifest asks for; `service` is None where there is one pod."""
 
     config: ConfigMap
     service: Service | None

@@ -1,4 +1,4 @@
-"""What a text in Chinese has to share with the English one: every template, number and unit."""
+"""Parts that a text in Chinese has to share with the English one: every template, number and unit."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a rank launches in a step on CUDA, in order: products, updates, and the begin and the wait of all that it sends.
+"""Launches of a rank in a step on CUDA, in order: products, updates, and the begin and the wait of all that it sends.
 
 On tensors without values, with a record in place of the streams of the device: all of a run is there but time.
 """
@@ -28,7 +28,7 @@ _PRODUCTS = ("mm", "addmm", "addmm_", "bmm")
 
 @dataclass(frozen=True)
 class Launched:
-    """What was launched: on a stage's stream, or on the main one (None), by a pass of a pair or not. Of a collective or
+    """One launch: on a stage's stream, or on the main one (None), by a pass of a pair or not. Of a collective or
     message `about` says which, as "all_reduce tp", and `number` tells it from others."""
 
     stage: int | None

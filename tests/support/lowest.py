@@ -22,7 +22,7 @@ def lowest_versions() -> dict[str, str]:
 
 
 def kept_versions() -> dict[str, str]:
-    """What constraints.txt says of each package, by its name in lower case."""
+    """The version of each package in constraints.txt, by its name in lower case."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pairs = [line.split("==") for line in lines if "==" in line]
     return {name.lower(): version for name, version in pairs}

@@ -40,7 +40,7 @@ def scores_of(spec: MoeSpec, logits: list[float]) -> list[float]:
 
 
 def in_12_bits(x: float) -> float:
-    """What tokens are compared by: those that differ by rounding alone are equal."""
+    """The number that tokens are compared by: those that differ by rounding alone are equal."""
     mantissa, exponent = math.frexp(x)
     return math.ldexp(round(mantissa * 4096), exponent)
 
@@ -173,7 +173,7 @@ def losses_of(
     spec: MoeSpec, logits: list[list[float]], routed: Routed, samples: list[int], shares: list[float]
 ) -> tuple[float, float]:
     """Balance loss and z-loss of a microbatch whose token t is of sample samples[t], each sample weighed by its
-    tokens. What fills samples up is not among the tokens."""
+    tokens. Tokens that fill samples up are not among them."""
     E, T = spec.experts, len(logits)
     z = spec.z_coefficient * sum(math.log(sum(math.exp(x) for x in row)) ** 2 for row in logits) / T
     if spec.aux_loss == "none":

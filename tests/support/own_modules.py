@@ -49,7 +49,7 @@ class Mixed(nn.Module):
 
 
 class Tricky(nn.Module):
-    """What makes sharding hard: a layer that is used twice, a matrix that two modules share, parameters of the root,
+    """A module hard to shard: a layer that is used twice, a matrix that two modules share, parameters of the root,
     one that a layer never uses, nested inputs and outputs, running statistics."""
 
     def __init__(self, width: int = 12) -> None:
@@ -117,8 +117,8 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, Loss]]] = {
 def trained_in_turn(
     net: nn.Module, loss: Loss, world: int, steps: int, optimizer: OptimizerSpec, accumulate: int = 1
 ) -> list[nn.Module]:
-    """What each of `world` replicas of a module is after some steps, computed by one process: each replica's gradients
-    one after the other, and one update of their mean. Gradients of pairs are added first, as ranks of hybrid sharding
+    """The `world` replicas of a module after some steps, computed by one process: each replica's gradients one after
+    the other, and one update of their mean. Gradients of pairs are added first, as ranks of hybrid sharding
     add them."""
     replicas = [copy.deepcopy(net) for _ in range(world)]
     trained = [[p for p in of.parameters() if p.requires_grad] for of in replicas]

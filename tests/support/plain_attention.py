@@ -13,7 +13,7 @@ from shardwright.config.rotary_scaling import RotaryScalingSpec
 
 
 def scale(spec: ModelSpec) -> float:
-    """What scores are multiplied with."""
+    """The factor of scores."""
     scaling = spec.rotary_scaling
     heat = (0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1) ** 2 if scaling.kind == "yarn" else 1.0
     return heat * (spec.attention_scale or 1 / math.sqrt(spec.query_width))
@@ -62,7 +62,7 @@ def reached(spec: ModelSpec, layer: int, positions_BS: Tensor) -> Tensor:
 
 
 def in_reach(spec: ModelSpec, layer: int, query: int, key: int) -> bool:
-    """Whether a layer's window, if it has one, leaves a key to a query."""
+    """True if a layer's window, if it has one, leaves a key to a query."""
     window = spec.window
     place = layer + (not window.full_first)
     is_full = layer < window.first_full or (window.full_every and place % window.full_every == 0)
@@ -80,12 +80,12 @@ def _slopes(heads: int) -> list[float]:
 
 
 def is_turned(spec: ModelSpec, layer: int) -> bool:
-    """Whether a layer has rotary positions."""
+    """True if a layer has rotary positions."""
     return spec.positions == "rotary" and (not spec.no_rotary_every or (layer + 1) % spec.no_rotary_every != 0)
 
 
 def _magnitude(spec: ModelSpec) -> float:
-    """What cosines and sines are multiplied with."""
+    """The factor of cosines and sines."""
     scaling = spec.rotary_scaling
     if scaling.magnitude:
         return scaling.magnitude
@@ -98,7 +98,7 @@ def _magnitude(spec: ModelSpec) -> float:
 
 
 def frequencies(spec: ModelSpec, D: int) -> Tensor:
-    """What pair i of a head turns by in one position."""
+    """The angle by which pair i of a head turns in one position, [D / 2]."""
     plain = spec.rotary_base ** (-torch.arange(0, D, 2).double() / D)
     scaling = spec.rotary_scaling
     if scaling.kind == "none":

@@ -31,7 +31,7 @@ Weights = dict[str, Tensor]
 
 @dataclass
 class Memory:
-    """What the router of one layer remembers from step to step, and what it saw in this one."""
+    """The memory of one layer's router from step to step, and its counts in this one."""
 
     bias: list[float]
     shares: list[float]
@@ -78,7 +78,7 @@ class Memory:
 
 
 def _is_real(tokens_BT: Tensor) -> Tensor:
-    """Whether each token is more than filling: without its marks, that of filling is left over."""
+    """True for each token that is more than filling: one that fills a sample up has its mark."""
     return torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT) // FILLING == 0
 
 
@@ -367,7 +367,7 @@ class PlainDecoder:
         return function(gate) * (rest.clamp(-7, 7) + 1 if self.spec.activation == "clamped-silu" else rest)
 
     def _experts(self, x_BSH: Tensor, block: str, place: ParameterShard | None) -> tuple[Tensor, Tensor]:
-        """What the experts make of a microbatch, and the losses of their router."""
+        """The output of the experts for a microbatch, and the losses of their router."""
         moe, name = self.spec.moe, f"{block}.moe"
         B, S, H = x_BSH.shape
         x_TH = x_BSH.transpose(0, 1).reshape(-1, H)  # in order of position, as experts fill

@@ -1,4 +1,4 @@
-"""What the fork server of the tests loads once: what a run's server does, and what test modules import."""
+"""Modules that the fork server of the tests loads once: what a run's server does, and what test modules import."""
 
 # ruff: noqa: E402 - first what an interruption of the rest would be told with
 import signal

@@ -11,7 +11,7 @@ from shardwright.train.build import build
 from support.cases import by_one_rank, record, record_after, train
 from support.ranks import leaves_nothing
 
-# What needs no such runs: a handful of roundings of the number itself.
+# A bound that needs no such runs: a handful of roundings of the number itself.
 ALWAYS = 16 * HALF_UNIT["float32"]
 
 

@@ -2,7 +2,7 @@
 loops. Nothing of what is tested is used here.
 
 A sample is a list of documents, which never meet: each is computed alone, from position 0, so there is no mask to get
-wrong. What fills a sample up is not even made.
+wrong. Tokens that fill a sample up are not even made.
 
 Shape suffixes: T tokens of a document, H hidden, E experts, V vocabulary.
 """
@@ -33,7 +33,7 @@ Sample = Sequence[Document]
 
 @dataclass(frozen=True)
 class Training:
-    """What is asked of an optimizer, its rate and its clipping, by the names of a job's fields; and of routers."""
+    """The settings of an optimizer, its rate and its clipping, by the names of a job's fields; and of routers."""
 
     optimizer: dict[str, Any]
     microbatch_size: int
@@ -45,7 +45,7 @@ class Training:
 
 @dataclass
 class Moments:
-    """What is remembered of a parameter, and how often it was updated."""
+    """The moments of a parameter, and how often it was updated."""
 
     number: int = 0
     values: dict[str, Tensor] = field(default_factory=dict)

@@ -70,7 +70,7 @@ class KilledError(Exception):
 
 @dataclass
 class Seen:
-    """What a rank saw: spans with the first of their samples, lines, how the run ended, and its state at the end."""
+    """Records of a rank: spans with the first of their samples, lines, how the run ended, and its state at the end."""
 
     spans: list[tuple[int, int]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Plot:
-    """What befalls a run: steps that are bad the first `times` that they come, by a gradient of one rank or by a spike
+    """Harms of a run: steps that are bad the first `times` that they come, by a gradient of one rank or by a spike
     of the loss; the step that it is killed before; and (step, number) for each step from which on samples are taken so
     many further behind."""
 
@@ -176,7 +176,7 @@ def all_of(mesh: Mesh, runs: Sequence[tuple[JobSpec, Path, Plot]]) -> list[Seen]
 
 
 def same(one: State, other: State) -> bool:
-    """Whether two states are equal bit for bit."""
+    """True if two states are equal bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 

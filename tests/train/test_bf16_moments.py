@@ -142,7 +142,7 @@ def test_masters_keep_and_give_moments_as_they_are() -> None:
 
 
 def falls(beta: float) -> list[bool]:
-    """Whether each of the numbers from 1 to 2 falls where there is no gradient."""
+    """True for each of the numbers from 1 to 2 that falls where there is no gradient."""
     numbers = (1 + torch.arange(128) / 128).to(BF16)
     return ((beta * numbers.float()).to(BF16) < numbers).tolist()
 

@@ -291,7 +291,7 @@ def test_what_is_newer_and_not_whole_pushes_nothing_out(saved: Path, tmp_path: P
 
 
 def test_a_disk_that_fails_is_no_damage(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can't be read now is there, and may be whole."""
+    """A checkpoint that can't be read now is there, and may be whole."""
 
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -336,7 +336,7 @@ def test_moments_go_on_in_other_numbers(
 
 
 def load_file_states(folder: Path) -> list[HeldBox]:
-    """What the files of a checkpoint hold, as another reader of safetensors has it."""
+    """The boxes in the files of a checkpoint, as another reader of safetensors has them."""
     results = []
     for file in sorted((folder / "checkpoints" / f"step-{STEPS:08d}").glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
@@ -359,7 +359,7 @@ METHODS = [{"compress": "powersgd"}, {"compress": "topk"}, {"compress": "int8"},
 
 @pytest.mark.processes
 def test_any_method_of_compression_goes_on_with_what_another_lost(tmp_path: Path) -> None:
-    """What one has not sent the other sends; a method that keeps nothing drops it."""
+    """One method sends what the other has not sent yet; a method that keeps nothing drops it."""
     for number, (before, after) in enumerate(zip(METHODS, METHODS[1:] + METHODS[:1], strict=True)):
         then, now = (job_with(batch=12, dp=2, compress_least=1, **plan) for plan in (before, after))
         lost = summed_errors(run_on_mesh(then, save_and_tell, then, tmp_path / str(number)))

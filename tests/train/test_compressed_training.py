@@ -41,7 +41,7 @@ def test_follows_uncompressed(method: str, zero: int) -> None:
 
 
 def bytes_over_dp(mesh: Mesh, job: JobSpec) -> int:
-    """What crosses dp in a step, twice for an all-reduce, which is a scatter and a gather."""
+    """The bytes that cross dp in a step, twice for an all-reduce, which is a scatter and a gather."""
     replica = build(job, mesh)
     mesh.ledger.clear()
     train_step(replica, 0, made_up_tokens(job, 0)[: job.batch.global_batch_size // 2])

@@ -1,4 +1,4 @@
-"""What is converted is the same numbers: quantised weights as their publishers read them, pickled ones as torch."""
+"""Converted weights are the same numbers: quantised weights as their publishers read them, pickled ones as torch."""
 
 import json
 import math

@@ -54,7 +54,7 @@ def write_arrow(path: Path, texts: list[str], is_file: bool = False) -> None:
 
 
 def write_saved(folder: Path, shards: list[list[str]], **state: Any) -> None:
-    """What save_to_disk writes."""
+    """The files that save_to_disk writes."""
     names = [f"data-{n:05d}-of-{len(shards):05d}.arrow" for n in range(len(shards))]
     for name, texts in zip(names, shards, strict=True):
         write_arrow(folder / name, texts)

@@ -9,7 +9,7 @@ import pytest
 
 from support.ranks import PATIENCE_S
 
-# What the command does when the signal comes.
+# The work of the command when the signal comes.
 PLACES = {
     "in a loop": "while True: time.sleep(0.01)",
     "in a callback, which can raise nothing": """
@@ -90,7 +90,7 @@ def test_what_was_ignored_stays_so() -> None:
 
 @pytest.mark.parametrize("turn", range(5))
 def test_a_signal_that_comes_again_at_once(turn: int) -> None:
-    """What was raised in a callback was dropped: the second attempt may come before Python has left the first."""
+    """An error of a callback is dropped: the second attempt may come before Python has left the first."""
     body = f"ending.AGAIN_S = 0.0\n{PLACES['in a callback, which can raise nothing']}"
     command = [sys.executable, "-c", PROGRAM.format(name="SIGTERM"), body]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -80,7 +80,7 @@ def with_moe(job: JobSpec, **fields: Any) -> JobSpec:
 
 @leaves_nothing
 def route(mesh: Mesh, job: JobSpec) -> tuple[list[tuple[LayerRouting, ...]], dict[str, Tensor]]:
-    """What two steps tell, and what the routers here then remember."""
+    """The routing that two steps tell, and the memory of the routers here after them."""
     replica = build(job, mesh)
     share = job.batch.global_batch_size // job.plan.dp
     answer = []

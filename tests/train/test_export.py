@@ -1,4 +1,4 @@
-"""What is exported is the model: every weight, whole, under its name, from whatever plan; or nothing is there."""
+"""An export is the model: every weight, whole, under its name, from whatever plan; or nothing is there."""
 
 import json
 import resource

@@ -61,7 +61,7 @@ def rank_processes(process: ForkedCommand) -> list[int]:
 
 
 def are_gone(pids: list[int]) -> bool:
-    """Whether processes have ended, or do within some seconds: the system ends those whose parent died."""
+    """True if processes have ended, or do within some seconds: the system ends those whose parent died."""
     late_s = time.monotonic() + 15.0
     while any(is_running(pid) for pid in pids) and time.monotonic() < late_s:
         time.sleep(0.05)
@@ -69,7 +69,7 @@ def are_gone(pids: list[int]) -> bool:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there, and more than an entry that nobody has asked for yet."""
+    """True if a process is there, and more than an entry that nobody has asked for yet."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

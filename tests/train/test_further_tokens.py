@@ -57,7 +57,7 @@ def test_plan_equals_one_rank(name: str) -> None:
 
 @pytest.mark.parametrize("plan", [{}, {"cp": 2}, {"pp": 2, "dp": 2}], ids=["one", "cp2", "pp2-dp2"])
 def test_documents_are_not_crossed(plan: dict[str, Any]) -> None:
-    """What the plain implementation says of separate documents, on one rank and on several."""
+    """Separate documents are as in the plain implementation, on one rank and on several."""
     model = small_job("llama").model.model_dump(
         include={"layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence"}
     )

@@ -1,4 +1,4 @@
-"""What one GPU can show: the same job on CUDA as on the CPU, timed by events and within its memory."""
+"""Tests for one GPU: the same job on CUDA as on the CPU, timed by events and within its memory."""
 
 from pathlib import Path
 from typing import Any

@@ -159,7 +159,7 @@ def test_rows_without_text_are_as_many_as_a_file_has_bytes(tmp_path: Path, monke
 
 @given(st.lists(st.none() | st.text(max_size=20), max_size=8), st.integers(0, 8), st.integers(0, 8))
 def test_sizes_of_slices_are_those_of_their_rows(texts: list[str | None], start: int, length: int) -> None:
-    """Whether they are plain, in a dictionary, or nested; and at least what the text takes."""
+    """Plain columns, columns in a dictionary and nested ones have these sizes, and no less than the text takes."""
     column = pa.array(texts, pa.string())
     nested = pa.array([[{"a": text, "b": None}] * 2 for text in texts], pa.list_(pa.struct({"a": "str", "b": "int8"})))
     mapped = pa.array([[("k", text)] for text in texts], pa.map_(pa.string(), pa.string()))

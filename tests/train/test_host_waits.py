@@ -1,4 +1,4 @@
-"""What a step gives a device without waiting for it: numbers alike in each step are there from the first."""
+"""Work that a step gives a device without waiting for it: numbers alike in each step are there from the first."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What .json files are: rows in an array, rows a line, or text; and arrays that are read item by item."""
+"""Forms of .json files: rows in an array, rows a line, or text; and arrays that are read item by item."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What it takes to find the answers of a chat, and templates that write the date."""
+"""The time that it takes to find the answers of a chat, and templates that write the date."""
 
 import json
 import sys

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long
 
 
 def meet(store: dist.Store, ranks: list[int], world: int, timeout_s: float = 30.0) -> dict[int, str]:
-    """What each rank finds: the name, or why there is none."""
+    """The answer that each rank gets: the name, or why there is none."""
     result: dict[int, str] = {}
 
     def live(rank: int) -> None:

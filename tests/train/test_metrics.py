@@ -1,4 +1,4 @@
-"""What a run writes down of its steps: the loss scale, steps that were left out, and what compression saved."""
+"""Metrics that a run writes of its steps: the loss scale, steps that were left out, and what compression saved."""
 
 import json
 from dataclasses import replace

@@ -75,7 +75,7 @@ def test_zero_changes_no_bit(name: str) -> None:
 
 @leaves_nothing
 def past_amaxes(mesh: Mesh, job: JobSpec) -> list[dict[str, Any]]:
-    """What the fp8 layers of this rank remember after two steps, stage by stage."""
+    """The states of this rank's fp8 layers after two steps, stage by stage."""
     replica = build(job, mesh)
     train_steps(replica, mesh, job, 2)
     return [state.state_dict() for state in replica.float8_states]
@@ -131,7 +131,7 @@ def test_experts_follow_float32(name: str, plan: str) -> None:
 
 @leaves_nothing
 def expert_amaxes(mesh: Mesh, job: JobSpec) -> dict[str, Any]:
-    """What the experts of this rank remember after two steps, by name."""
+    """The past amaxes of this rank's experts after two steps, by name."""
     replica = build(job, mesh)
     train_steps(replica, mesh, job, 2)
     held = {box.name: box.values.tolist() for box in SavedState(replica, mesh).held()}

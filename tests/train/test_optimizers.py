@@ -342,7 +342,7 @@ def whole(by_rank: list[list[HeldBox]]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", ["adafactor", "muon", "sgd"])
 @pytest.mark.parametrize(("before", "after"), [("zero3 tp", "zero1"), ("experts", "hybrid experts")])
 def test_any_plan_goes_on(name: str, before: str, after: str, tmp_path: Path) -> None:
-    """What all ranks hold together is what was saved, bit for bit."""
+    """All ranks together hold the saved state, bit for bit."""
     job = planned(name, before)
     saved = whole(run_on_mesh(job, save, job, tmp_path))
     plan = {"dp": 2, "zero": 1} if after == "zero1" else {"dp": 4, "ep": 2, "zero": 3, "zero_ranks": 2}

@@ -112,7 +112,7 @@ def test_two_ranks_are_one() -> None:
 
 
 def options_on_ranks(rank: int, world: int) -> dict[str, Any]:
-    """What else there is to choose, on two ranks."""
+    """Results under the other options, by name, on two ranks: differences from expected weights, and checks."""
     result: dict[str, Any] = {}
     # Sums of four gradients in another order: as many roundings of steps that are at most the learning rate each.
     expected = trained_in_turn(*MODULES["tricky"](), world, STEPS, spec_of(SGD), accumulate=2)[rank]
@@ -165,7 +165,7 @@ def test_options() -> None:
 
 
 def predicted_memory(rank: int, world: int) -> list[tuple[Any, Any]]:
-    """What each module holds on a rank, as predicted and as measured after its first update."""
+    """The memory of each module on a rank, as predicted and as measured after its first update."""
     results = []
     zeros: list[dict[str, Any]] = [{"zero": zero} for zero in range(4)]
     on_host = {"zero": 3, "offload_optimizer": 0.5, "offload_parameters": True}

@@ -1,4 +1,4 @@
-"""What a text or an answer begins with is what transformers' tokenizer writes, and it ends where the files say."""
+"""Beginnings of texts and answers are those of transformers' tokenizer, and they end where the files say."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What launchers say in the environment, and what is wrong with it."""
+"""Variables that launchers set in the environment, and faults in them."""
 
 import pytest
 

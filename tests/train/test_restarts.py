@@ -61,7 +61,7 @@ def job_of(timeout_s: float = 60.0, every_steps: int = 1, most: int = 3, window_
 
 
 def fail(how: str, mesh: Mesh) -> None:
-    """What goes wrong with a rank."""
+    """Let a rank fail in one of several ways."""
     if how == "server":
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)

@@ -53,7 +53,7 @@ def heard() -> Iterator[list[str]]:
 
 
 def run(job: JobSpec, folder: Path) -> tuple[RunResult | None, str]:
-    """What a run gives, or the sentence that it ends with."""
+    """The result of a run, or the sentence that it ends with."""
 
     def on_mesh(mesh: Mesh) -> RunResult:
         return train(job, mesh, folder)

@@ -142,7 +142,7 @@ def test_what_is_no_file_or_folder_of_a_run_is_refused(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("name", LINKED)
 def test_a_link_in_a_runs_folder_is_refused(name: str, tmp_path: Path) -> None:
-    """What a run would write is somebody else's, then; each is named, with a way out."""
+    """A run would write through the link to somebody else's file; each link is named, with a way out."""
     run, victim = tmp_path / "run", tmp_path / "victim"
     run.mkdir()
     victim.write_text("mine")

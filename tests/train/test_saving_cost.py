@@ -1,4 +1,4 @@
-"""What a checkpoint costs is learned from the ends of steps."""
+"""The cost of a checkpoint is learned from the ends of steps."""
 
 import pytest
 from hypothesis import given

@@ -48,7 +48,7 @@ def words_of(place: ParameterShard, tensor: Tensor) -> Tensor:
 
 
 def check_start(job: JobSpec) -> None:
-    """What each rank holds is a part of the one tensor of each name, and all ranks hold all of it."""
+    """Each rank holds a part of the one tensor of each name, and all ranks hold all of it."""
     tensors: dict[str, Tensor] = {}
     seen: dict[str, Tensor] = defaultdict(lambda: torch.zeros(0))
     for rank in range(job.plan.world):

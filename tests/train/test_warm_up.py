@@ -132,7 +132,7 @@ def test_ranks_with_experts_use_every_communicator_once() -> None:
 
 
 def warmed(mesh: Mesh, job: JobSpec) -> tuple[list[str], int]:
-    """What is said, and how many kernels were called."""
+    """The lines of a warm-up, and the number of kernels that it called."""
     lines, calls = list[str](), list[KernelCall]()
     as_cuda = job_mesh(job, mesh.rank, mesh.device, stand_ins=StandIns(kind="cuda"))
     with patch.object(KernelCall, "make", lambda call, device: calls.append(call)):

@@ -28,7 +28,7 @@ def weights(replica: Replica) -> dict[str, Tensor]:
 
 
 def trained_run(job: JobSpec, folder: Path) -> dict[str, Tensor]:
-    """What the weights are after a step that is saved."""
+    """The weights after a step that is saved."""
     mesh = job_mesh(job, 0, torch.device("cpu"))
     replica = build(job, mesh)
     train_step(replica, 0, my_tokens(mesh, job, 0))

@@ -13,6 +13,7 @@ from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, error_text, together
 from shardwright.config.device_name import device_name
 from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.job_file import read_fields
 from shardwright.config.phrase import ENGLISH, each, say
 from shardwright.config.progress_records import tell_part
 from shardwright.planner.advice.priced_plan import PricedPlan
@@ -69,7 +70,7 @@ def compared(
     question = question.read(subject)
 
     def read() -> list[JobToPlan]:
-        offers = offered_clusters(names)
+        offers, _ = together(subject, lambda: offered_clusters(names), lambda: read_fields(job, subject))
         return _jobs(job, overrides, offers, question.tokens)
 
     jobs, _ = together(subject, read, question.constraints)  # faults of these options are no cluster's
@@ -91,13 +92,11 @@ def offered_clusters(names: Sequence[str]) -> list[OfferedCluster]:
     """The clusters of texts such as "h100-sxm:64@2.50". Raises PlanError with every fault."""
     matches = [_CLUSTER.fullmatch(name.strip()) for name in names]
     faults = [fault for name, match in zip(names, matches, strict=True) if (fault := _offer_fault(name, match))]
-    if len(names) < 2 and not faults:
+    if not names:
+        faults = [say("no cluster is named; use --on twice or more, such as {example}", example=_EXAMPLE)]
+    elif len(names) < 2 and not faults:
         faults = [
-            say(
-                "{count} cluster has none to be compared with; use --on twice or more, such as {example}",
-                count=len(names),
-                example=_EXAMPLE,
-            )
+            say("1 cluster has none to be compared with; use --on twice or more, such as {example}", example=_EXAMPLE)
         ]
     if faults:
         raise PlanError("compare", faults)

@@ -33,8 +33,8 @@ def system_and_files(words: tuple[str, ...], chosen: str = "") -> tuple[str, tup
     scripts = [word for word in others if word.endswith(SCRIPTS) and Path(word).is_file()]
     configurations = [word for word in others if word.endswith((*DATA, ".py")) and Path(word).is_file()]
     try:
-        named = {word: read_text(Path(word), MIB, kind) for word in (first, *scripts)}
-        texts = [*named.values(), *script_texts(Path(first), named).values()]
+        read = {word: read_text(Path(word), MIB, kind) for word in (first, *scripts)}
+        texts = [*read.values(), *script_texts(Path(first), read).values()]
         data = {word: read_text(Path(word), MIB, kind) for word in configurations}
         system = system_name_of(first, *texts, configurations=data)
     except (FileFault, OSError) as error:

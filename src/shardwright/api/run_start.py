@@ -60,35 +60,39 @@ def refuse_unstated(job: JobSpec, num_nodes: int, or_long: bool = False) -> None
         raise PlanError(say("job {name} on {nodes}", name=job.name, nodes=counted_phrase(num_nodes, "node")), faults)
 
 
-def regretted_defaults(job: JobSpec, reads_text: bool = True) -> list[str]:
-    """Sentences on defaults of a first try that a long run or a large model would regret, and that may be meant: text
-    read as bytes, unless its data are tokens, and a warm-up of a few steps."""
-    notes = list[str]()
-    if (
-        reads_text
-        and "tokenizer" not in job.data.model_fields_set
-        and not job.model.weights
-        and job.model.vocab > 2 * _NUM_BYTES
-    ):
-        notes.append(
-            say(
-                "data.tokenizer is not stated, so text would be read as bytes, {num_bytes} of the model's {vocab:,} "
-                "tokens; set data.tokenizer to a tokenizer's folder, unless data.path has tokens",
-                num_bytes=_NUM_BYTES,
-                vocab=job.model.vocab,
-            )
+def regretted_defaults(job: JobSpec) -> list[str]:
+    """Sentences on defaults of a first try that a long run or a large model would regret, and that may be meant."""
+    return [*_text_as_bytes(job), *regretted_warmup(job)]
+
+
+def _text_as_bytes(job: JobSpec) -> list[str]:
+    """A sentence on text that a large model would read as bytes, unless its data are tokens."""
+    is_stated = "tokenizer" in job.data.model_fields_set or bool(job.model.weights)
+    if is_stated or job.model.vocab <= 2 * _NUM_BYTES:
+        return []
+    return [
+        say(
+            "data.tokenizer is not stated, so text would be read as bytes, {num_bytes} of the model's {vocab:,} "
+            "tokens; set data.tokenizer to a tokenizer's folder, unless data.path has tokens",
+            num_bytes=_NUM_BYTES,
+            vocab=job.model.vocab,
         )
+    ]
+
+
+def regretted_warmup(job: JobSpec) -> list[str]:
+    """A sentence on a warm-up of a few steps, where a long run does not state its own."""
     optimizer = job.optimizer
-    if "warmup_steps" not in optimizer.model_fields_set and optimizer.steps >= _LONG_STEPS:
-        notes.append(
-            say(
-                "optimizer.warmup_steps is not stated, so the learning rate rises within {warmup_steps} of {steps:,} "
-                "steps; large models usually take 2,000: set optimizer.warmup_steps",
-                warmup_steps=optimizer.warmup_steps,
-                steps=optimizer.steps,
-            )
+    if "warmup_steps" in optimizer.model_fields_set or optimizer.steps < _LONG_STEPS:
+        return []
+    return [
+        say(
+            "optimizer.warmup_steps is not stated, so the learning rate rises within {warmup_steps} of {steps:,} "
+            "steps; large models usually take 2,000: set optimizer.warmup_steps",
+            warmup_steps=optimizer.warmup_steps,
+            steps=optimizer.steps,
         )
-    return notes
+    ]
 
 
 def _states(job: JobSpec, section: str) -> bool:

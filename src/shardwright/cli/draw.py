@@ -108,7 +108,7 @@ def _drawing_options(command: Any) -> Any:
 def schedule(name: str | None, compare: bool, **options: Any) -> None:
     """Draw the pipeline schedule NAME, with its bubble, its memory and its messages.
 
-    Times have no unit. What is drawn is the order that `train` would execute.
+    Times have no unit. The picture has the order that `train` would execute.
     """
     expect_many_actions()
     from shardwright.report.timeline.schedule_command import Output, Request, show_schedule

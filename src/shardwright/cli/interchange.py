@@ -71,8 +71,8 @@ def import_job(
 
     SYSTEM is recognised from the first file if it is not named; an unknown one lists all.
     Arguments of the first script stand behind them: import megatron run.sh inner.sh -- 7B 4. Nothing of the files is
-    run. What they leave to the environment is asked for (--set NAME=VALUE); what was assumed, what a job can't say and
-    what is not known is told on standard error.
+    run. Variables that they leave to the environment are asked for (--set NAME=VALUE); notes on standard error tell
+    what was assumed, what a job can't say and what is not known.
     """
     from dataclasses import replace
 

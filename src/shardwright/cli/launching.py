@@ -64,7 +64,7 @@ def launch(
     """Write what starts JOB on its cluster: a script for Slurm, a manifest for Kubernetes, or torchrun's command lines.
 
     Nodes and ranks follow from the cluster and the plan, restarts and saving from [run] and [checkpoint], what NCCL is
-    told of the links from [cluster.network]. What nobody has said is said on standard error.
+    told of the links from [cluster.network]. Notes on standard error tell what nobody has stated.
     """
     from shardwright.report.launch.launch_options import LaunchOptions
 
@@ -138,7 +138,7 @@ def _job_of_target(job: str, overrides: tuple[str, ...], target: str) -> "JobSpe
 
 def _software_text_and_notes(description: "Launch") -> tuple[str, list[str]]:
     """The text to write for other software, and notes to print. Raises PlanError."""
-    from shardwright.api.run_start import regretted_defaults
+    from shardwright.api.run_start import regretted_warmup
     from shardwright.interchange.system import SYSTEMS
     from shardwright.report.launch.launch_description import predicted_step_s
     from shardwright.report.launch.software_script import software_notes, software_script
@@ -146,7 +146,7 @@ def _software_text_and_notes(description: "Launch") -> tuple[str, list[str]]:
     system, job = SYSTEMS[description.options.target], description.job
     assert system.run_files is not None
     files = system.run_files.write(job, description.folder, predicted_step_s(job))
-    notes = [*regretted_defaults(job, reads_text=False), *description.notes, *software_notes(description, system)]
+    notes = [*regretted_warmup(job), *description.notes, *software_notes(description, system)]
     return software_script(description, system, files), notes
 
 

@@ -325,7 +325,6 @@ def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
     "--on",
     "names",
     multiple=True,
-    required=True,
     metavar="DEVICE:N[@USD]",
     help="A cluster: N devices in their usual nodes (or 2x4: 2 nodes of 4), and the price of a device and hour.",
 )

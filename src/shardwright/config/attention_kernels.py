@@ -22,6 +22,7 @@ class AttentionKernel:
     - `kept_score_bytes` are kept by score from forward to backward, with no dropout; 0 if a fused kernel keeps none.
       The next two are 0, too, then: `score_gradient_bytes` of the gradient of a score, and `softmax` moved by score,
       (forward, backward).
+    - `reads_mask`: which scores count is a tensor that it reads, and so it computes all.
     """
 
     name: str
@@ -38,6 +39,12 @@ class AttentionKernel:
     kept_score_bytes: int = 0
     score_gradient_bytes: int = 0
     softmax: tuple[float, float] = (0.0, 0.0)
+    reads_mask: bool = False
+
+    @property
+    def computes_masked(self) -> bool:
+        """True if scores that causality masks are computed, too: with a mask to read, nothing is known to be masked."""
+        return self.keeps_scores or self.reads_mask
 
     @property
     def keeps_scores(self) -> bool:
@@ -64,6 +71,9 @@ FACTS = (
         score_gradient_bytes=2,
         softmax=(4.0, 6.0),
     ),
+    # torch's scaled_dot_product_attention with a mask, which FlashAttention does not take: xFormers' kernel,
+    # which torch names memory-efficient, about as fast as FlashAttention 1 (figure 4 of arXiv 2307.08691).
+    AttentionKernel(name="efficient", place=25, constant="attention_flash1", reads_mask=True),
     # FlashAttention's kBlockM and kBlockN with heads of 64 and 128 (flash_fwd_launch_template.h; hopper/tile_size.h).
     AttentionKernel(name="flash1", place=30, constant="attention_flash1", block=128),
     AttentionKernel(name="flash2", place=40, constant="attention_flash2", block=128),

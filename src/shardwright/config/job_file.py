@@ -20,6 +20,7 @@ _NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("clus
 NAME_FIELDS = tuple(dict.fromkeys(field for _, field in _NAMING))
 _DATA_PATHS = ("path", "tokenizer", "chat_template")
 _SUFFIX, _MOST_ENTRIES = ".toml", 10_000  # of files of jobs; entries of a folder that are looked at
+_METRICS = "metrics.jsonl"  # in the folder of a run (train/run_files.py)
 PATH_FIELDS = ("weights", *_DATA_PATHS)  # fields of a job that are paths
 
 
@@ -63,6 +64,20 @@ def _job_of_model(model: str) -> dict[str, Any]:
     return {"name": name or "model", "model": {"name": model}}
 
 
+def _folder_fault(job: str) -> str:
+    """The fault of a folder that is named as a job, and has no config.json."""
+    path = Path(job)
+    if is_adapter(path):
+        return say("{path} is {fault}", path=job, fault=MERGE)
+    if (path / _METRICS).is_file():
+        return say(
+            "{path} is the folder of a run, which `shardwright runs`, `top`, `report` and `generate` read; name the "
+            "TOML file or catalog name of its job",
+            path=job,
+        )
+    return say("{path} is a folder; name the TOML file of a job in it, or a folder that has a config.json", path=job)
+
+
 def _read_toml(job: str) -> dict[str, Any]:
     """The fields in a file. Raises ValueError with the fault, or OSError."""
     path = Path(job)
@@ -70,14 +85,7 @@ def _read_toml(job: str) -> dict[str, Any]:
         if not job:
             raise FileNotFoundError
         if path.is_dir():
-            if is_adapter(path):
-                raise ValueError(say("{path} is {fault}", path=job, fault=MERGE))
-            raise ValueError(
-                say(
-                    "{path} is a folder; name the TOML file of a job in it, or a folder that has a config.json",
-                    path=job,
-                )
-            )
+            raise ValueError(_folder_fault(job))
         fields = read_toml(path, say("a job is a TOML file"))
     except (FileNotFoundError, NotADirectoryError):
         near_hub = catalog.nearest(job, catalog.known_models()) if job.count("/") == 1 else []

@@ -55,7 +55,7 @@ class SoftwareSpec(SoftwareMemorySpec):
     )
     since: Month = Field("", description="Month from which its framework was this generation, as 2023-10.")
     compiled: bool | None = Field(
-        None, description="Whether its blocks are compiled, where its framework is used with and without."
+        None, description="Its blocks are compiled, where its framework is used with and without."
     )
     usual: UsualSpec | None = Field(
         None, description="Of which runs it is assumed from then on, if nothing says what ran them; left out, of none."
@@ -202,8 +202,8 @@ class SoftwareSpec(SoftwareMemorySpec):
     )
     zero: ZeroFactsSpec = Field(ZeroFactsSpec(), description="Where ZeRO keeps shards and gradients, and its buffers.")
     host: HostFactsSpec = Field(HostFactsSpec(), description="What it does where optimizer state is in host memory.")
-    dropout: bool = Field(False, description="Whether dropout masks are kept.")
-    causal: bool = Field(True, description="Whether attention skips what causality masks.")
+    dropout: bool = Field(False, description="Dropout masks are kept.")
+    causal: bool = Field(True, description="Attention skips what causality masks.")
     gradient_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient that is added up.")
     reduce_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient on its way.")
     moment_bytes: Literal[2, 4] = Field(
@@ -309,8 +309,8 @@ class SoftwareSpec(SoftwareMemorySpec):
     zero_stages: tuple[Literal[0, 1, 2, 3], ...] | None = Field(
         None, description="ZeRO stages that it has beside a pipeline."
     )
-    sequence_parallel: bool | None = Field(None, description="Whether it has sequence parallel.")
-    context_parallel: bool | None = Field(None, description="Whether it splits sequences over ranks.")
+    sequence_parallel: bool | None = Field(None, description="It has sequence parallel.")
+    context_parallel: bool | None = Field(None, description="It splits sequences over ranks.")
     context_methods: tuple[ContextMethod, ...] | None = Field(
         None, description="Methods by which it splits sequences over ranks."
     )
@@ -318,11 +318,11 @@ class SoftwareSpec(SoftwareMemorySpec):
     recomputed_operators: tuple[tuple[RecomputedName, ...], ...] | None = Field(
         None, description="Sets of operators that its selective recomputation can compute again."
     )
-    hybrid_sharding: bool | None = Field(None, description="Whether it shards over a part of the replicas.")
+    hybrid_sharding: bool | None = Field(None, description="It shards over a part of the replicas.")
     offloads: tuple[Literal["optimizer", "parameters", "activations"], ...] | None = Field(
         None, description="Of what it can keep in host memory."
     )
-    uneven_stages: bool | None = Field(None, description="Whether its stages may hold other numbers of layers.")
+    uneven_stages: bool | None = Field(None, description="Its stages may hold other numbers of layers.")
 
     @property
     def scattered_bytes(self) -> int:
@@ -351,5 +351,5 @@ def software_of(name: str) -> SoftwareSpec:
     name, *changes = name.split("+")
     software = read_entry("software", name, SoftwareSpec)
     for change in changes:
-        software = software.model_copy(update=changed_fields(change, software.host))
+        software = software.model_copy(update=changed_fields(change, software.host, software.zero))
     return software

@@ -3,7 +3,8 @@
 A change is the name of another attention kernel or dispatcher of tokens; CUDA graphs of the step (graphs-step); experts
 that are computed one after the other (experts-in-turn); an update in host memory by all cores that a process has
 (host-cores), and copies of pinned memory (host-pinned); dropout, whose masks are kept (dropout); a loss of single
-operators (plain-loss); inputs of recomputed layers that are split over tp ranks (split-inputs); more overlap or less
+operators (plain-loss); inputs of recomputed layers that are split over tp ranks (split-inputs); gradients that
+are scattered once a step (whole-gradients); more overlap or less
 (overlap-tp, no-overlap-tp; of dp, pp and a2a, too).
 """
 
@@ -14,6 +15,7 @@ from shardwright.config.catalog import did_you_mean
 from shardwright.config.host_facts import HostFactsSpec
 from shardwright.config.phrase import say
 from shardwright.config.token_dispatchers import TOKEN_DISPATCHERS
+from shardwright.config.zero_facts import ZeroFactsSpec
 
 # The fields that say whether the communication of an axis is overlapped; a2a is of experts.
 OVERLAPS = {
@@ -46,14 +48,20 @@ _SINGLE_CHANGES: dict[str, Mapping[str, object]] = {
 HOST_CHANGES = {"host-cores": {"one_thread": False}, "host-pinned": {"pinned": True}}
 
 
-def changed_fields(change: str, host: HostFactsSpec) -> dict[str, object]:
-    """The fields of a description of software that a change says; `host` has those of its host. KeyError if there is no
-    such change."""
+# FullyShardedDataParallel.no_sync and FSDPModule.set_requires_gradient_sync, for all microbatches but the last.
+_ZERO_CHANGES = {"whole-gradients": {"whole_gradients": True}}
+
+
+def changed_fields(change: str, host: HostFactsSpec, zero: ZeroFactsSpec) -> dict[str, object]:
+    """The fields of a description of software that a change says; `host` and `zero` have those of its host and of ZeRO.
+    KeyError if there is no such change."""
     for prefix, is_hidden in (("overlap-", True), ("no-overlap-", False)):
         if change.startswith(prefix) and (axis := change.removeprefix(prefix)) in OVERLAPS:
             return dict.fromkeys(OVERLAPS[axis], is_hidden)
     if change in _SINGLE_CHANGES:
         return dict(_SINGLE_CHANGES[change])
+    if change in _ZERO_CHANGES:
+        return {"zero": zero.model_copy(update=_ZERO_CHANGES[change])}
     if change in HOST_CHANGES:
         return {"host": host.model_copy(update=HOST_CHANGES[change])}
     if change in TOKEN_DISPATCHERS:
@@ -62,9 +70,9 @@ def changed_fields(change: str, host: HostFactsSpec) -> dict[str, object]:
         apart = {} if facts.permutes else {"dispatch": facts.dispatch, "combine": facts.combine}
         return {**once, "expert_pipelined": facts.is_pipelined, "expert_gather": facts.gathers, **apart}
     if change not in ATTENTION_KERNELS:
-        others = (*_SINGLE_CHANGES, *HOST_CHANGES, *(f"overlap-{axis}" for axis in OVERLAPS))
+        others = (*_SINGLE_CHANGES, *_ZERO_CHANGES, *HOST_CHANGES, *(f"overlap-{axis}" for axis in OVERLAPS))
         known = [*ATTENTION_KERNELS, *TOKEN_DISPATCHERS, *others]
         raise KeyError(
             say("no change of software is called {name}; {hint}", name=repr(change), hint=did_you_mean(change, known))
         )
-    return {"attention": change, "causal": not ATTENTION_KERNELS[change].keeps_scores}
+    return {"attention": change, "causal": not ATTENTION_KERNELS[change].computes_masked}

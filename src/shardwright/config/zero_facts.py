@@ -35,6 +35,11 @@ class ZeroFactsSpec(Spec):
     scattered_bytes: Literal[0, 2, 4] = Field(
         0, description="Bytes of a gradient on its way under ZeRO-3; 0 is as many as under the other stages."
     )
+    whole_gradients: bool = Field(
+        False,
+        description="Gradients of microbatches before the last one add up whole on each rank, as they travel, and are "
+        "scattered with the last one's; if not, those of each microbatch are.",
+    )
     copied: tuple[Launches, Launches] = Field(
         (0.0, 0.0),
         description="Bytes by element that kernels between those of a layer move under ZeRO-3: where what was gathered "

@@ -146,27 +146,6 @@ def _measured_s(rates: Rates, group: Group, kind: str, size_bytes: Numbers) -> N
     return np.where(group.size > 1, seconds, 0.0)
 
 
-def copies_sent(topk: int, domains: Numbers) -> Numbers:
-    """The share of a token's `topk` copies that is sent if a domain with several of its experts gets one copy; the same
-    of ranks, if a rank gets one.
-
-    With evenly chosen experts a token goes to domains x (1 - (1 - 1 / domains)^topk) domains.
-    """
-    return domains * (1 - (1 - 1 / domains) ** topk) / topk
-
-
-def copies_in_turn(topk: int, experts: Numbers) -> Numbers:
-    """The share of a token's `topk` copies that is sent if each group of so many `experts` gets one, and each token the
-    next experts in their order.
-
-    Tokens begin at multiples of `topk`, so as often at each multiple of what that has in common with a group's size.
-    The last of a token's experts is topk - 1 places behind its first, and crosses a border to the next group as often
-    as such a way does.
-    """
-    common = np.gcd(topk, np.asarray(experts, dtype=np.int64))
-    return (1 + (topk - common) / experts) / topk
-
-
 def all_to_all_s(
     rates: Rates,
     group: Group,

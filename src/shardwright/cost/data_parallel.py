@@ -79,7 +79,7 @@ class DataParallel:
         reductions = grid.by_schedule(
             lambda name, at: num_reductions(name, p[at], m[at], sums_by_run(name, grid.virtual[at], grid.reduce_each))
         )
-        early_s = (reductions - 1) * reduce_s * (grid.zero == 2)
+        early_s = (reductions - 1) * reduce_s * ((grid.zero == 2) & (not software.zero.whole_gradients))
         reduce_s = self.exposed_reduce_s(reduce_s, last_s)
         if software.gather_overlap:
             gather_s = beside(rates, gather_s, self.pace.forward)

@@ -67,7 +67,7 @@ def device_hour_price(cluster: ClusterSpec) -> dict[str, Any]:
 
 def price_source(device: DeviceSpec) -> str:
     """The origin of the price of a device and hour, with its date, without the price of an instance; empty if its file
-    does not say. Those of the catalog are phrases."""
+    does not say. Prices of the catalog are phrases."""
     source = re.split(r"[,:] \$", device.sources.get("usd_per_hour", ""))[0]
     return fixed(source) if source else ""
 

@@ -13,6 +13,7 @@ import numpy as np
 from shardwright.config.phrase import say
 from shardwright.config.plan import sums_by_run
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.config.zero_facts import ZeroFactsSpec
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.query import PlanGrid
 
@@ -22,19 +23,20 @@ def are_put_off(grid: PlanGrid) -> Numbers:
     return 1.0 * grid.of_schedules(lambda facts: facts.splits_weights)
 
 
-def gathers_for_a_pass(grid: PlanGrid) -> tuple[Numbers, Numbers]:
+def gathers_for_a_pass(grid: PlanGrid, zero: ZeroFactsSpec) -> tuple[Numbers, Numbers]:
     """How often ZeRO-3 (gathers parameters for one pass of a microbatch, scatters gradients for its backward).
 
     Without a pipeline layers are gathered one by one, once a pass; in a pipeline whole stages are, for a stretch of
-    passes.
+    passes. Software whose gradients add up whole scatters them once a step.
     """
     p, m, v = grid.pp, grid.num_microbatches, grid.virtual
+    alone = 1.0 / m if zero.whole_gradients else 1.0
 
     def gathers(name: str, p: Numbers, m: Numbers, v: Numbers) -> Numbers:
         return np.where(p > 1, num_gathers(name, p, m, v) / (2.0 * m), 1.0)
 
     def scatters(name: str, p: Numbers, m: Numbers, v: Numbers) -> Numbers:
-        return np.where(p > 1, num_reductions(name, p, m, sums_by_run(name, v, grid.reduce_each)) / (1.0 * m), 1.0)
+        return np.where(p > 1, num_reductions(name, p, m, sums_by_run(name, v, grid.reduce_each)) / (1.0 * m), alone)
 
     if len(grid.schedules) == 1:
         name = grid.schedules[0][0]

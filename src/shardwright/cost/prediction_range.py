@@ -2,7 +2,7 @@
 
 Its ends are measured over predicted seconds of dense models of usual size that are like a run to which constants are
 fitted (cost/known_runs.py). Each fact that makes a prediction less sure widens it on both sides: deviations of the
-logarithm add as squares do. Those of experts and of the host count by the share of the step that they take. The ends
+logarithm add as squares do. Facts of experts and of the host count by the share of the step that they take. The ends
 and the spread of each fact are those of measured runs (benchmarks/fit_range.py).
 """
 

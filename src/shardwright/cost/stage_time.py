@@ -7,23 +7,16 @@ from functools import cached_property
 import numpy as np
 
 from shardwright.config.layer_kind import has_experts, is_layer
-from shardwright.config.section_shapes import ExpertShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, Rates, known_host, rates_of, software_under
-from shardwright.cost.collective_time import (
-    all_to_all_s,
-    copies_in_turn,
-    copies_sent,
-    exchange_s,
-    ring_pass_s,
-    ring_s,
-)
+from shardwright.cost.collective_time import all_to_all_s, exchange_s, ring_pass_s, ring_s
 from shardwright.cost.expert_load import fullest_load, spread_by_bias
 from shardwright.cost.group_links import Groups
 from shardwright.cost.host_update import host_link
 from shardwright.cost.kernels import KernelTime, operator_s
 from shardwright.cost.piece_time import Forward, PieceTime, Repeatable, beside
 from shardwright.cost.pipeline_bubble import are_put_off, gathers_for_a_pass
+from shardwright.cost.token_copies import copies_to
 from shardwright.cost.topology import Group
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.chains import Chain, chains, kept_bytes, share_run_again
@@ -144,6 +137,13 @@ class Costing:
             spread = spread_by_bias(self.rates.bias_spread, self.rates.text_spread, sequences)
         return self.rates.imbalance * fullest_load(mixture, self.run.grid.ep, spread)
 
+    def crossing_share(self) -> Numbers:
+        """The share of rows sent between domains of fast links, of those sent if no token had two experts in one."""
+        mixture, group = self.run.shape.experts, self.groups.ep
+        copies, _ = self._copies_of_tokens(group)
+        most = 1.0 if mixture is None else np.minimum(mixture.topk, np.maximum(1, group.domains)) / mixture.topk
+        return np.minimum(1.0, copies / most)
+
     def _copies_of_tokens(self, group: Group) -> tuple[Numbers, Numbers]:
         """The shares of a token's copies that cross the network, and that take the fast links."""
         copies: Numbers = 1.0
@@ -152,16 +152,10 @@ class Costing:
         if mixture is None:
             return copies, rank_copies
         if self.software.expert_dedupe:  # groups of experts are laid over domains
-            copies = self._copies(mixture, np.maximum(1, group.domains), mixture.reach)
+            copies = copies_to(mixture, np.maximum(1, group.domains), mixture.reach)
         if self.software.rank_dedupe:
-            rank_copies = self._copies(mixture, np.maximum(1, group.size))
+            rank_copies = copies_to(mixture, np.maximum(1, group.size))
         return copies, rank_copies
-
-    def _copies(self, mixture: ExpertShape, places: Numbers, reach: float = 1.0) -> Numbers:
-        """The share of a token's copies that is sent if each of so many `places`, which share the experts, gets one."""
-        if mixture.routing == "in-turn":
-            return copies_in_turn(mixture.topk, np.maximum(1, mixture.num // places))
-        return copies_sent(mixture.topk, np.maximum(1, reach * places))
 
     def operators(self, kind: str, policy: str = "none") -> Iterator[OperatorTime]:
         """The operators of a piece, in order: a layer of a kind under a policy, the embedding or the head."""
@@ -276,7 +270,7 @@ class Costing:
         if has_experts(kind):
             operators += self.experts()
         piece_time = self.repeating(kind, policy, operators).where_split(are_put_off(self.run.grid))
-        counts, is_sharded = gathers_for_a_pass(self.run.grid), np.any(self.run.grid.zero == 3)
+        counts, is_sharded = gathers_for_a_pass(self.run.grid, self.software.zero), np.any(self.run.grid.zero == 3)
         if not is_sharded:
             return piece_time
         gathered = piece_time.gathered(self.rates, self.software, self.shard_s(kind), counts)

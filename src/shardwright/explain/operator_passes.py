@@ -267,7 +267,7 @@ class _Passes:
             return collective.num_bytes / rates.link + collective.calls * rates.link_latency_s
         if collective.reach == "between nodes":
             latency_s = rates.link_latency_s + rates.network_latency_s
-            return collective.num_bytes / rates.network + collective.calls * latency_s
+            return self._sent(collective).between / rates.network + collective.calls * latency_s
         kind: Kind = _PRICED_AS.get(collective.kind, collective.kind)  # type: ignore[assignment]
         axis: Axis = collective.axis  # type: ignore[assignment]
         exchange = Exchange(kind, axis, collective.num_bytes / collective.calls)
@@ -276,8 +276,13 @@ class _Passes:
     def _sent(self, collective: CollectiveCalls) -> SentBytes:
         group: Group = getattr(self.groups, collective.axis)
         if collective.reach != "any":
-            is_inside, size = collective.reach == "inside nodes", float(collective.num_bytes)
-            return SentBytes(size, 0.0) if is_inside else SentBytes(0.0, size)
+            size = float(collective.num_bytes)
+            if collective.reach == "inside nodes":
+                return SentBytes(size, 0.0)
+            # The ledger has room for each token on as many nodes as it may go to; some go to fewer.
+            if self.costing is not None and collective.kind == "all_to_all_v":
+                size *= float(self.costing.crossing_share())
+            return SentBytes(0.0, size)
         # The ledger counts the bytes for other ranks: all but a rank's own share of a tensor.
         full_bytes = collective.num_bytes * float(group.size) / max(1.0, float(group.size) - 1)
         match collective.kind:

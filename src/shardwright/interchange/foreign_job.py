@@ -11,7 +11,14 @@ from shardwright.config.base import PlanError, error_text, printable, shortened
 from shardwright.config.phrase import say, with_changed_texts
 from shardwright.config.user_file import FileFault, system_reason
 from shardwright.interchange.imported import Asked, Imported, imported
-from shardwright.interchange.named_files import base_texts, engine_texts, library_texts, model_texts, text_of
+from shardwright.interchange.named_files import (
+    base_texts,
+    engine_texts,
+    folder_texts,
+    library_texts,
+    model_texts,
+    text_of,
+)
 from shardwright.interchange.named_scripts import script_texts
 from shardwright.interchange.reading.file_signs import OWN
 from shardwright.interchange.reading.plain_data import read_data
@@ -49,6 +56,7 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     try:
         scripts = script_texts(first, texts)
         engines, models = engine_texts(first, texts | scripts), model_texts(first, texts | scripts)
+        engines |= folder_texts(first, texts | scripts | engines)
         bases = base_texts(first, texts)
         library = library_texts(system.library, first, texts)
     except ShellFault as error:

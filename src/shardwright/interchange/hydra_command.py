@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.base import shortened
@@ -32,11 +33,20 @@ def with_command_line(texts: Mapping[str, str], asked: Asked) -> tuple[dict[str,
     files = {name: text for name, text in texts.items() if name not in scripts}
     if not scripts:
         return files, []
-    words = find_training_command(scripts, asked, is_training).arguments
+    command = find_training_command(scripts, asked, is_training)
+    words = command.arguments
     if not files:
         named = [word for word in words if word.startswith(("--config-name", "-cn"))]
-        files_named = [word for word in words if word.lower().endswith(_YAML)]
-        option = [*named, *files_named, *words, ""][0]
+        files_named = [word for word in words if word.lower().endswith(_YAML) and "=" not in word]
+        option = [*named, *files_named, ""][0]
+        if not option:
+            raise ShellFault(
+                say(
+                    "{program} begins from a YAML of its own, in the folder conf beside it, which is no file here: "
+                    "name it",
+                    program=shortened(readable(PurePath(command.program).name), 60),
+                )
+            )
         raise ShellFault(
             say(
                 "the script starts a program with a YAML ({option}), which is no file here: name it",

@@ -65,6 +65,7 @@ _MATTERS = re.compile(
     r"|(grads?|gradients?|activations?) (checkpoint|ckpt)|(checkpoint|ckpt) (grads?|gradients?|activations?)"
     r"|(ref|reference|rl|reward|teacher|guide|assistant|proxy|auxiliary|target|critic|judge|old) model"
     r"|(post|sandwich|qk|q|k) ?norm|spec|[a-z]*glu|gelu tanh|outer|subgroup|dualpipe\w*"
+    r"|(norm|activation|act|mlp|ffn|position|positional) (fn |func |function |encoding |embedding )?(type|kind)|no bias"
     r"|model provider|gpt oss|num labels|kt)\b"
 )
 _DEGREES = re.compile(r"(?:^|[\s._-])(?:[tpcdem]p|vpp|etp)$")  # names that are short for degrees

@@ -29,7 +29,7 @@ from shardwright.interchange.reading.shell_marks import UNKNOWN, readable, unkno
 from shardwright.interchange.reading.shell_script import Script
 from shardwright.interchange.reading.shell_values import Variables
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.training_programs import trains_by_name
+from shardwright.interchange.training_programs import trains_by_name, trains_nothing
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ def find_training_command(
                 reasons=reasons,
             )
         )
+    trains = [command for command in training_commands if not trains_nothing(_program_of(command.words))]
+    training_commands = trains or training_commands
     last = training_commands[-1]
     _refuse_lost(last, script)
     _tell_options_behind(last, script)
@@ -262,6 +264,9 @@ def _of_command(command: Command, script: Script) -> Launched:
     if is_local and visible == 1 and launcher not in NODE_LAUNCHERS:
         one_note = say("one device is taken, the one of CUDA_VISIBLE_DEVICES (--devices N for others)")
         ranks = LaunchedRanks(1, 1, notes=(one_note,))
+    if is_local and launcher.startswith("python") and command.variables.get("WORLD_SIZE") == "1":
+        world_note = say("one device is taken, by WORLD_SIZE=1 (--devices N for others)")
+        ranks = LaunchedRanks(1, 1, notes=(world_note,))
     if is_local and visible and launcher == "deepspeed":
         visible_note = say("the {count} devices of CUDA_VISIBLE_DEVICES are taken, as the launcher does", count=visible)
         ranks = LaunchedRanks(1, visible, notes=(visible_note,))

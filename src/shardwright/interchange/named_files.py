@@ -14,6 +14,9 @@ from shardwright.interchange.reading.hydra_defaults import base_paths
 from shardwright.interchange.reading.plain_data import read_data
 
 _MODEL_FOLDER = re.compile(r"\b(?:base_model|model_name_or_path|config_name)[\"']?[:=\s]\s*[\"']?([\w./-]+)")
+_OF_DEEPY = re.compile(
+    r"\bdeepy\.py[\"']?[ \t]+\S{1,200}\.py[ \t]+(?:(?:-d|--conf_dir)[ =](\S{1,200})[ \t]+)?((?:[\w./-]{1,200}[ \t]*)+)"
+)
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 # Names and paths have a most length, so that a long line is read in a time that grows no faster than it.
 # A path that begins with a variable counts from there on.
@@ -33,6 +36,7 @@ _ENGINES = (
     re.compile(rf"\.py[\"']?\s(?:\\\s)?\s*[\"']?{_FILE}"),  # the first argument of a program
 )
 _OF_ENGINES = re.compile(r"^[ \t\"']*(?:distributed_type|compute_environment|zero_optimization)\b", re.MULTILINE)
+_MODEL_FILE = re.compile(rf"\bconfig_name[=\s]\s*[\"']?{_FILE}")
 _YAML = (".yaml", ".yml")
 _MOST_BYTES, _MOST_BASES = MIB, 16
 _MOST_ABOVE, _MOST_ROUNDS, _MOST_ENDS = 6, 3, 12
@@ -55,7 +59,23 @@ def model_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
         return {}
     folders = [match for text in texts.values() for match in _MODEL_FOLDER.findall(text)]
     paths = [place / folder / "config.json" for folder in folders for place in (file.parent, Path())]
+    named = {match for text in texts.values() for match in _MODEL_FILE.findall(_COMMENT.sub("", text))}
+    paths += [path for name in sorted(named) if len(named) == 1 and (path := below(file, name)) is not None]
     return {str(path): text_of(path) for path in list(filter(os.path.isfile, paths))[:1]}
+
+
+def folder_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    """The configurations of GPT-NeoX that a command names with or without their folder (-d), by path; without those of
+    a name that is there. None is taken if one of them is not there. FileFault or OSError if one can't be read."""
+    names = {PurePath(name).name for name in texts}
+    taken: dict[str, str] = {}
+    for text in texts.values():
+        for folder, words in _OF_DEEPY.findall(_COMMENT.sub("", text).replace("\\\n", " ")):
+            wanted = [word if word.endswith(_YAML) else f"{word}.yml" for word in words.split()]
+            paths = [below(file, f"{folder}/{word}" if folder else word) for word in wanted]
+            there = {str(path): text_of(path) for path in paths if path is not None and path.name not in names}
+            taken |= there if None not in paths else {}
+    return taken
 
 
 def engine_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:

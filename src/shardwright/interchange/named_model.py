@@ -1,6 +1,7 @@
 """The model that a configuration of another system names: by a config.json, or a name of the catalog or the Hub."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,10 @@ from shardwright.interchange.reading.settings import Flat, Settings
 _OF_USER = ("model.name", "model.weights", "model.layers")
 
 
+# Words in names of models whose weights are quantised.
+_QUANTISED = re.compile(
+    r"(?i)(?<![a-z0-9])(gptq|awq|aqlm|hqq|nf4|gguf|bnb[-_]?4bit|[48]-?bits?|int[248]|fp[48]|w[48]a(?:8|16)|mxfp4)(?![a-z0-9])"
+)
 _OF_PROGRAMS = {"base_model", "learning_rate", "defaults", "lr", "batch_size", "num_train_epochs"}
 
 
@@ -32,6 +37,14 @@ def read_named_model(keys: dict[str, Any] | None, names: tuple[str, ...], asked:
     settings.ignore(name)
     if keys is not None:
         return _config_fields(keys, settings)
+    if _QUANTISED.search(str(settings.given.get(name, ""))):
+        settings.lost.append(
+            say(
+                "{setting} has quantised weights by its name, and weights are counted in the number type of compute "
+                "here, not quantised",
+                setting=settings.setting_text(name),
+            )
+        )
     if any(field in asked.fields for field in _OF_USER):
         return {}
     text = str(settings.given.get(name, ""))

@@ -7,7 +7,7 @@ from shardwright.config.base import shortened
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.settings import Flat, Settings
 
-# What a program trains -> words of its name.
+# The kind of training of a program -> words of its name.
 _OTHERS: Mapping[str, tuple[str, ...]] = {
     say("an encoder (BERT)"): ("bert", "mlm", "roberta", "electra", "glue", "ner", "swag", "biencoder", "qa"),
     say("an encoder and a decoder (T5)"): (
@@ -95,20 +95,40 @@ _NOT_TRAINING = (
     "server",
     "serve",
     "convert",
+    "converter",
+    "conversion",
+    "convertor",
+    "inf",
     "merge",
     "checkpoint",
+    "card",
 )
-_PLAIN_NAMES = ("main", "__main__", "run", "cli", "train", "trainer")  # which say less than what they stand in
+_BETWEEN_FORMATS = re.compile(r"(?:hf|mg|meg[a-z]*|mcore|ckpt|nemo|neox)2[a-z]+")  # such as hf2mcore
+# Words of names that say less than what the program stands in.
+_PLAIN_WORDS = ("main", "run", "cli", "train", "trainer", "pre", "start", "launch", "mem", "lora", "ds", "deepspeed")
 _TRAINING = ("train", "pretrain", "posttrain", "finetune", "tune", "sft", "pretraining", "training", "finetuning")
+
+
+def _words_in(name: str) -> set[str]:
+    """The words of a program's name, with those of what it stands in if it has a plain one."""
+    parts = name.removesuffix(".py").lower().replace("/", ".").split(".")  # of a module such as tools.dpo_qwen, too
+    is_plain = len(parts) > 1 and {*re.split(r"[^a-z0-9]+", parts[-1])} <= {*_PLAIN_WORDS, ""}
+    stem = ".".join(parts[-2:]) if is_plain else parts[-1]
+    return {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9]+b\b|cls(?![a-z]))", stem)}
+
+
+def trains_nothing(name: str) -> bool:
+    """True if a program's name says that it generates, evaluates, serves or changes weights, and not that it trains."""
+    words = _words_in(name)
+    is_other = bool(words & {*_NOT_TRAINING}) or any(map(_BETWEEN_FORMATS.fullmatch, words))
+    return is_other and not words & {*_TRAINING}
 
 
 def program_fault(name: str) -> str:
     """The fault of a program that trains no decoder of text by next tokens; empty if its name says none of it."""
-    parts = name.removesuffix(".py").lower().replace("/", ".").split(".")  # of a module such as tools.dpo_qwen, too
-    stem = parts[-1] if len(parts) < 2 or parts[-1] not in _PLAIN_NAMES else ".".join(parts[-2:])
-    words = {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9]+b\b|cls(?![a-z]))", stem)}
+    words = _words_in(name)
     kind = next((kind for kind, known in _OTHERS.items() if words & {*known}), "")
-    if not kind and words & {*_NOT_TRAINING} and not words & {*_TRAINING}:
+    if not kind and trains_nothing(name):
         return say(
             "{program} trains nothing by its name; name a script that starts training",
             program=shortened(name, 60),
@@ -125,7 +145,8 @@ def program_fault(name: str) -> str:
 
 # Words of names of programs that train a decoder of text, and beginnings of names of models that are one.
 _OF_PROGRAMS = {
-    *(*_TRAINING, *_PLAIN_NAMES, "gpt", "gpt2", "gpt3", "llm", "lm", "core", "mcore", "megatron", "moe", "continue"),
+    *(*_TRAINING, "main", "run", "cli", "trainer", "gpt", "gpt2", "gpt3", "llm", "lm", "core", "mcore", "megatron"),
+    *("moe", "continue"),
     *("cpt", "distributed", "model", "text", "py", "legacy", "entry", "start", "ds", "deepspeed", "causal", "dense"),
 }
 _MODELS = (
@@ -208,6 +229,15 @@ _KINDS = ("--stage", "--training_stage", "--train_stage", "--rlhf_type", "--rl",
 _OF_STAGES = {"--stage": ("--pref_beta", "--reward_model"), "--algorithm": ("--beta",)}
 
 
+def other_loss_fault(settings: Sequence[str]) -> str:
+    """The fault of settings, with their values, that train by preferences, rewards or noise."""
+    return say(
+        "{settings}: training by preferences, rewards or noise (DPO, GRPO, diffusion) keeps further models or "
+        "samples, or has another loss, and is not counted here",
+        settings=tuple(settings),
+    )
+
+
 def read_kind(settings: Settings, _: Flat) -> None:
     """Refuse stages that train no decoder by next tokens, and options of training by preferences or rewards."""
     if settings.given.get("--finetuning_type") == "full":
@@ -218,22 +248,13 @@ def read_kind(settings: Settings, _: Flat) -> None:
         for option in options
         if settings.has(kind) and settings.text(kind) in _OF_TOKENS
     )
-    further = (
-        ()
-        if of_stages or any(settings.text(kind) in _OF_TOKENS for kind in _KINDS if settings.has(kind))
-        else (
-            name for name in settings.given if name.startswith(_PREFERRED) and settings.text(name).lower() not in _OFF
-        )
-    )
+    of_tokens = of_stages or any(settings.text(kind) in _OF_TOKENS for kind in _KINDS if settings.has(kind))
     preferences = [name for name in _PREFERENCES if name not in of_stages and settings.has(name)]
-    if preferences := [*dict.fromkeys((*preferences, *further))]:
-        settings.faults.append(
-            say(
-                "{settings}: training by preferences, rewards or noise (DPO, GRPO, diffusion) keeps further models or "
-                "samples, or has another loss, and is not counted here",
-                settings=tuple(map(settings.setting_text, preferences)),
-            )
-        )
+    if not of_tokens:
+        preferred = [name for name in settings.given if name.startswith(_PREFERRED)]
+        preferences += [name for name in preferred if settings.text(name).lower() not in _OFF]
+    if preferences:
+        settings.faults.append(other_loss_fault([*map(settings.setting_text, dict.fromkeys(preferences))]))
     labels = [name for name in _LABELS if settings.has(name) and settings.text(name).lower() not in _OFF]
     if labels:
         setting = settings.setting_text(labels[0])

@@ -193,7 +193,13 @@ UNREAD_SYSTEMS = (
     ),
     _system("NeuronX Distributed Training", ("distributed_strategy.tensor_model_parallel_size",)),
     _system(
-        "MaxText", ("base_emb_dim",), ("per_device_batch_size", "base_num_decoder_layers"), ("ici_fsdp_parallelism",)
+        "MaxText",
+        ("base_emb_dim",),
+        ("per_device_batch_size", "base_num_decoder_layers"),
+        ("per_device_batch_size", "base_config"),
+        ("per_device_batch_size", "max_target_length"),
+        ("ici_fsdp_parallelism",),
+        commands=(r"\bMaxText[./](?:train|\$\{?EXECUTABLE)\b", r"(?<=\s)-m[ \t]+(?:src\.)?(?:maxtext|MaxText)\."),
     ),
     _system("NeMo AutoModel", ("model._target_", "step_scheduler.global_batch_size")),
     _system(

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from operator import ge
+from typing import NamedTuple
 
 from shardwright.config.job import JobSpec
 from shardwright.config.kept_results import kept_by_identity
@@ -142,6 +143,7 @@ class StageMemory:
         """Bytes from I to W."""
         return sum(layer.deferred_bytes for layer in self.layers)
 
+    @cached_property
     def without_work(self) -> "StageMemory":
         """The stage without the working memory of its operators."""
         idle = {layer: replace(layer, working_bytes=0) for layer in set(self.layers)}  # most layers are alike
@@ -196,35 +198,69 @@ def _layers_by_kind(job: JobSpec) -> dict[str, Layer]:
     return {kind: layer_of(job, number) for kind, number in {kind_of(n): n for n in range(job.model.layers)}.items()}
 
 
+class _StageContents(NamedTuple):
+    """All that the memory of a stage depends on: the kinds and policies of its layers; `last_policy`, that of the
+    model's last layer, if it is the last stage; the tensor-parallel rank, and if working memory is counted."""
+
+    kinds: tuple[str, ...]
+    policies: tuple[Policy, ...]
+    is_first: bool
+    last_policy: Policy | None
+    tp_index: int
+    works: bool
+
+
 def job_stages(
     job: JobSpec, program: Program, rank: int, policies: Sequence[Policy], tp_index: int = 0, works: bool = False
 ) -> dict[int, StageMemory]:
     """The stages of one pipeline rank of a job, with a policy for each layer of the model; with working memory if
     `works`."""
-    counts, layers = job.plan.stage_layers(job.model.layers), _layers_by_kind(job)
-    kind_of, memories = shape_of(job.model).kind, {}
-    memory_of: dict[tuple[str, Policy, bool], LayerMemory] = {}  # most layers are alike
+    counts, kind_of = job.plan.stage_layers(job.model.layers), shape_of(job.model).kind
+    known, memories = _alike_stages(job), dict[int, StageMemory]()
     for stage in program.placement.stages_of(rank):
-        first_layer, is_last = sum(counts[:stage]), stage == len(counts) - 1
-        layer_memories = []
-        for index, policy in enumerate(policies[first_layer : first_layer + counts[stage]]):
-            # A layer's input goes to the host; a stage's own input stays, since the pipeline holds it.
-            is_offloaded = job.plan.offload_activations and LAYER in policy and (stage == 0 or index > 0)
-            kind = kind_of(first_layer + index)
-            if (kind, policy, is_offloaded) not in memory_of:
-                memory_of[kind, policy, is_offloaded] = LayerMemory.of(layers[kind], policy, is_offloaded, works)
-            layer_memories.append(memory_of[kind, policy, is_offloaded])
-        if is_last and job.model.mtp_layers:
-            layer_memories += further_layers(job, policies[-1], works)
-        memories[stage] = StageMemory(
-            tuple(layer_memories),
-            input_bytes=Share.of(job)[BLOCK.input] if stage else 0,
-            documents_bytes=sum(documents_kept(job).values()),
-            embedding_bytes=sum(embedding_kept(job).values()) if stage == 0 else 0,
-            head_bytes=sum(head_kept(job).values()) if is_last else 0,
-            head_working_bytes=head_working_bytes(job, tp_index) if is_last and works else 0,
+        first = sum(counts[:stage])
+        layers = range(first, first + counts[stage])
+        contents = _StageContents(
+            kinds=tuple(map(kind_of, layers)),
+            policies=tuple(policies[first : layers.stop]),
+            is_first=stage == 0,
+            last_policy=policies[-1] if stage == len(counts) - 1 else None,
+            tp_index=tp_index,
+            works=works,
         )
+        if contents not in known:
+            known[contents] = _stage_memory(job, contents)
+        memories[stage] = known[contents]
     return memories
+
+
+@partial(kept_by_identity, most=2)
+def _alike_stages(job: JobSpec) -> dict[_StageContents, StageMemory]:
+    """The stages of a job that `job_stages` has made: those between the first and the last are mostly alike."""
+    return {}
+
+
+def _stage_memory(job: JobSpec, contents: _StageContents) -> StageMemory:
+    """The memory of a microbatch in a stage of a job."""
+    kinds, policies, is_first, last_policy, tp_index, works = contents
+    is_last, layers, layer_memories = last_policy is not None, _layers_by_kind(job), list[LayerMemory]()
+    memory_of: dict[tuple[str, Policy, bool], LayerMemory] = {}  # most layers are alike
+    for index, (kind, policy) in enumerate(zip(kinds, policies, strict=True)):
+        # A layer's input goes to the host; a stage's own input stays, since the pipeline holds it.
+        is_offloaded = job.plan.offload_activations and LAYER in policy and (is_first or index > 0)
+        if (kind, policy, is_offloaded) not in memory_of:
+            memory_of[kind, policy, is_offloaded] = LayerMemory.of(layers[kind], policy, is_offloaded, works)
+        layer_memories.append(memory_of[kind, policy, is_offloaded])
+    if last_policy is not None and job.model.mtp_layers:
+        layer_memories += further_layers(job, last_policy, works)
+    return StageMemory(
+        tuple(layer_memories),
+        input_bytes=0 if is_first else Share.of(job)[BLOCK.input],
+        documents_bytes=sum(documents_kept(job).values()),
+        embedding_bytes=sum(embedding_kept(job).values()) if is_first else 0,
+        head_bytes=sum(head_kept(job).values()) if is_last else 0,
+        head_working_bytes=head_working_bytes(job, tp_index) if is_last and works else 0,
+    )
 
 
 def activation_bytes(job: JobSpec, program: Program, rank: int, tp_index: int = 0) -> tuple[int, int]:
@@ -233,5 +269,5 @@ def activation_bytes(job: JobSpec, program: Program, rank: int, tp_index: int = 
     policies, peak_moments = layer_policies(job.plan, job.model.layers), moments(program, rank)
     stages = job_stages(job, program, rank, policies, tp_index, works=True)
     with_working, _ = peak(peak_moments, stages)
-    kept, _ = peak(peak_moments, {number: stage.without_work() for number, stage in stages.items()})
+    kept, _ = peak(peak_moments, {number: stage.without_work for number, stage in stages.items()})
     return kept, with_working - kept

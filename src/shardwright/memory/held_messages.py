@@ -39,7 +39,7 @@ class HeldMessages:
 
 
 def held_messages(program: Program, row: tuple[Action, ...], before: frozenset[Message] = frozenset()) -> HeldMessages:
-    """The messages of one rank's list. Those of `before` are in memory at its start."""
+    """The messages of one rank's list. Messages of `before` are in memory at its start."""
     return _held(row, program.recomputed, program.placement, before)
 
 

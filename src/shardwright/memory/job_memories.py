@@ -23,6 +23,7 @@ from shardwright.memory.fit_chance import fit_chance
 from shardwright.memory.job_memory import rank_memory as account_of_rank
 from shardwright.memory.rank_estimate import Memory, rank_memory
 from shardwright.schedule.job_program import job_order, steps_to_fill
+from shardwright.schedule.schedule import Program
 from shardwright.sharding.memory_account import RankMemory
 
 _MOST_ACCOUNTS = 8  # up to so many pipeline ranks, the account of each is made; one account takes long
@@ -192,8 +193,14 @@ def _accounts(alike: _Alike) -> dict[int, RankMemory]:
 
 def _account(alike: _Alike, rank: int, ranks: Sequence[int]) -> RankMemory:
     """The account of a pipeline rank, one of the `ranks` whose accounts may be needed."""
-    accounts, job = _accounts(alike), alike.job
+    accounts = _accounts(alike)
     if rank not in accounts:
-        asked = ranks if len(ranks) < job.plan.pp else None
-        accounts[rank] = account_of_rank(job, job_order(job, steps_to_fill(job)).program(asked), rank)
+        asked = tuple(ranks) if len(ranks) < alike.job.plan.pp else None
+        accounts[rank] = account_of_rank(alike.job, _program(alike, asked), rank)
     return accounts[rank]
+
+
+@lru_cache(maxsize=2)  # it is asked for each rank
+def _program(alike: _Alike, ranks: tuple[int, ...] | None) -> Program:
+    """The program of a job, with the lists of some ranks, or of all."""
+    return job_order(alike.job, steps_to_fill(alike.job)).program(ranks)

@@ -77,7 +77,7 @@ class Share:
         return cls(job, tensors, rows)
 
     def __getitem__(self, tensor: LabelledTensor) -> Bytes:
-        """Bytes of a tensor. Those of casts to fp8 follow from a product (cast_inputs.py)."""
+        """Bytes of a tensor. Tensors of casts to fp8 follow from a product (cast_inputs.py)."""
         if isinstance(tensor, InnerTensor):
             return tensor.num_bytes(self)
         assert isinstance(tensor, LayerTensor), f"{tensor.label} has no formula of its size"

@@ -8,43 +8,36 @@ context, communication buffers, bytes lost between blocks, and what the allocato
 (memory/allocator_slack.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from shardwright.config.compression_facts import COMPRESSIONS
-from shardwright.config.layer_kind import has_experts, is_layer
+from shardwright.config.layer_kind import has_experts
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import MIB
 from shardwright.cost.calibration import Constants, device_constant, device_of, software_under
 from shardwright.cost.communicators import rooms_bytes
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.cost.update_time import held_by_matrix, scratch_bytes
-from shardwright.layers.arrays import Array, Numbers, entries, only, picked, stacked_rows
-from shardwright.layers.chains import Chain, chains, kept_bytes, placeholder_elements, turn_bytes
-from shardwright.layers.embedding_head import logits, loss_bytes
-from shardwright.layers.layer_tensors import BLOCK
-from shardwright.layers.memo import Memo, layer_columns, layer_words
-from shardwright.layers.operators import FLOAT32, Context
+from shardwright.layers.arrays import Array, Numbers, entries, only, picked
+from shardwright.layers.memo import Memo
+from shardwright.layers.operators import FLOAT32
 from shardwright.layers.query import PlanGrid, Run
-from shardwright.layers.stage_contents import LayerKind, PipelineRanks, all_ranks
+from shardwright.layers.stage_contents import PipelineRanks, all_ranks
 from shardwright.memory.allocator_slack import (
-    StreamBlocks,
     UpdateBytes,
     cut_blocks,
-    largest_block,
     pending_blocks,
-    stream_blocks,
     update_bytes,
 )
 from shardwright.memory.gathered_weights import gathered_bytes
+from shardwright.memory.microbatch_bytes import MicrobatchBytes, StageLayers
 from shardwright.memory.own_memory import held_activations, held_buffers, held_state
 from shardwright.sharding.groups import SHARDS, layout, num_replicas
 from shardwright.sharding.optimizer_state import moments_of
 
-_ONE_BY_ONE = ("none", "selective")  # policies that recompute operators one by one, each just before it is used
 _WORKSPACE = 32 * MIB  # for cuBLAS on Hopper and later, as NVIDIA advises
 
 
@@ -115,20 +108,16 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     software, grid, shape = software_under(run), run.grid, run.shape
     if is_counted(run):
         return _of_this_runtime(run, constants, ranks, memo, sizes)
-    words = ranks.kinds, *layer_words(grid)
-    residual, loss, head, logit_block, *rows = memo.rows(
-        "kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds)
-    )
-    layers = _Layers.of(run, ranks, residual, rows[:-3])
-    kept = layers.kept
+    microbatch = MicrobatchBytes.of(run, ranks, memo)
+    layers = StageLayers.of(run, ranks, microbatch)
     p, m, v, extra_warmup = grid.pp, grid.num_microbatches, grid.virtual, grid.extra_warmup
     alive = grid.by_schedule(
         lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra_warmup[at])
     )
     alive = np.where(p == 1, 1.0, alive)  # without a pipeline other software has no schedule
-    activations = (kept - layers.offloaded) * alive + ranks.head * head
-    layer_bytes, loss_bytes = layers.in_turn, ranks.head * loss
-    working = np.maximum(layer_bytes, loss_bytes) + _libraries(software, ranks, rows[-3:])
+    activations = (layers.kept - layers.offloaded) * alive + ranks.head * microbatch.head
+    layer_bytes, loss_bytes = layers.in_turn, ranks.head * microbatch.loss
+    working = np.maximum(layer_bytes, loss_bytes) + _libraries(software, ranks, microbatch.placeholders)
     held = gathered_bytes(run, software, sum(sizes), np.maximum(1, layers.number))
     buffers = np.maximum(layer_bytes + held[0], loss_bytes + held[1]) - np.maximum(layer_bytes, loss_bytes)
     by_matrix = held_by_matrix(run, ranks, sizes)
@@ -144,7 +133,7 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     lost_bytes = np.maximum(memory_lost(run, constants) * step_bytes, cut_bytes)
     idle_bytes = np.maximum(lost_bytes, _memory_idle(run, constants) * step_bytes)
     pending = pending_blocks(software, grid, alive, layers.blocks)
-    largest = np.maximum(layers.largest, ranks.head * logit_block)
+    largest = np.maximum(layers.largest, ranks.head * microbatch.logits)
     for_update = update_bytes(software, grid, elements, largest)
     return Memory(
         parameters,
@@ -154,51 +143,12 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         buffers=buffers,
         working=working,
         overhead=device_constant(constants, device_of(run.device), "context_bytes")
-        + np.maximum(lost_bytes + np.minimum(kept, pending.most), for_update.needed - step_bytes),
+        + np.maximum(lost_bytes + np.minimum(layers.kept, pending.most), for_update.needed - step_bytes),
         host=host + layers.offloaded * alive,
         slack=np.maximum(
             idle_bytes, lost_bytes + pending.expected + _new_at_update(software, grid, for_update, optimizer)
         ),
     )
-
-
-@dataclass(frozen=True)
-class _Layers:
-    """Bytes of a rank's layers for one microbatch: `kept` from the forward to the backward, with what the stage keeps;
-    `offloaded` of these; more than that in the `in_turn` of a layer; and those of its blocks, beside their number."""
-
-    kept: Numbers
-    offloaded: Numbers
-    in_turn: Numbers
-    number: Array
-    blocks: list[tuple[Array, StreamBlocks]]
-    largest: Numbers
-
-    @classmethod
-    def of(cls, run: Run, ranks: PipelineRanks, residual: Array, kind_rows: Sequence[Array]) -> "_Layers":
-        """`residual`: elements of the residual stream; `kind_rows`: six rows of `_kept_rows` for each kind."""
-        software, grid = software_under(run), run.grid
-        kept: Numbers = software.stage_kept * residual
-        if any(policy == "stage" for _, policy in ranks.kinds):  # the input of each stage
-            kept = kept + grid.element_bytes * residual * grid.virtual
-        blocks = []
-        zero = np.zeros(len(residual))
-        offloaded, working, stage_recomputed, num_layers, largest = zero, zero, zero, zero, zero
-        for index, ((_, policy), count) in enumerate(zip(ranks.kinds, ranks.layers, strict=True)):
-            kept_of_kind, all_of_kind, in_turn, in_forward, in_backward, block = kind_rows[6 * index : 6 * index + 6]
-            blocks.append((count, StreamBlocks(in_forward, in_backward)))
-            largest = np.maximum(largest, block * (count > 0))
-            in_turn = in_turn * (count > 0)
-            if policy not in _ONE_BY_ONE:  # a layer or a stage keeps all while it is recomputed
-                recomputed = np.where(count > 0, all_of_kind - kept_of_kind, 0.0)
-                of_stage = recomputed * count / grid.virtual if policy == "stage" else 0.0
-                stage_recomputed = stage_recomputed + of_stage
-                in_turn = in_turn + (recomputed if policy != "stage" else 0.0)
-            working = np.maximum(working, in_turn)
-            kept, num_layers = kept + count * kept_of_kind, num_layers + count
-            if np.any(grid.offload_activations):  # the inputs of two layers are on their way
-                offloaded = offloaded + np.maximum(0, count - 2) * kept_of_kind * grid.offload_activations
-        return cls(kept, offloaded, working + stage_recomputed, num_layers, blocks, largest)
 
 
 def is_counted(run: Run) -> bool:
@@ -253,34 +203,6 @@ def _of_this_runtime(
     )
 
 
-def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
-    """Bytes, of shape (values, plans). The rows are: elements (not bytes) of the residual stream, bytes that the loss
-    needs at once, bytes that the head keeps; for each kind of layer bytes kept under its policy, bytes kept without
-    recompute, and further bytes of its backward; placeholders of dense layers, of layers with experts, and of both."""
-    software = software_under(run)
-    pieces, context = chains(run.shape, run.grid, software), Context(run.shape, run.grid, software)
-    values = [context.sizes[BLOCK.input], loss_bytes(context), _kept_at_end(run, pieces), FLOAT32 * logits(context)]
-    for kind, policy in kinds:
-        chain, blocks = pieces[kind], stream_blocks(pieces[kind], software)
-        kept = kept_bytes(chain, policy)
-        if software.splits_inputs and policy == "full":
-            kept = np.where(run.grid.sequence_parallel, kept, kept / run.grid.tp)
-        values += [kept, kept_bytes(chain, "none"), turn_bytes(chain, policy)]
-        values += [blocks.forward, blocks.backward, largest_block(chain)]
-    # Layers of one kind of MLP have products of the same shapes.
-    chain_of_mlp = {has_experts(kind): chain for kind, chain in pieces.items() if is_layer(kind)}
-    dense, experts = ([chain_of_mlp[has]] if has in chain_of_mlp else [] for has in (False, True))
-    for mlps in (dense, experts, dense + experts):
-        values.append(software.placeholder_bytes * placeholder_elements(mlps))
-    return stacked_rows(values, len(run.grid.tp))
-
-
-def _kept_at_end(run: Run, pieces: Mapping[str, Chain]) -> Numbers:
-    """Bytes kept by the head, and by the modules that predict further tokens, without their blocks."""
-    kept = kept_bytes(pieces["head"], "none")
-    return kept + run.shape.mtp * kept_bytes(pieces["mtp"], "none") if run.shape.mtp else kept
-
-
 def _libraries(software: SoftwareSpec, ranks: PipelineRanks, placeholders: Sequence[Array]) -> Numbers:
     """Bytes that libraries hold through the whole step: placeholders of weight gradients and workspaces. They depend on
     the kinds of layers that a rank has."""
@@ -328,6 +250,9 @@ def _state(
         share, updated_share = 1 / ranks, np.where(stage > 0, 1 / ranks, 1.0)
         values = np.where(stage == 3, sharded * share, element)
         gradient = np.where(stage == 3, sharded_gradient, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
+        if facts.whole_gradients:
+            whole = facts.scattered_bytes or software.reduce_bytes
+            gradient = np.where((stage >= 2) & (np.asarray(grid.num_microbatches) > 1), whole, gradient)
         replicated = copy + moments + software.step_bytes
         updated = np.where(stage == 3, moments + copy * facts.copies_shards, replicated) * updated_share
         waiting = min(software.gradient_buckets, software.gradient_bytes) * (num_replicas(grid) > 1) * (stage < 2)

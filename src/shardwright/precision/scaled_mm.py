@@ -127,7 +127,7 @@ def _scales_of_first(a: Quantised) -> Tensor:
 
 def _scales_of_second(b: Quantised) -> Tensor:
     if b.granularity == "block":
-        # [N / 128, C / 128], with the second dim padded to a multiple of 4, and transposed as a view. Those of a
+        # [N / 128, C / 128], with the second dim padded to a multiple of 4, and transposed as a view. The scales of a
         # transposed matrix lie in columns, and a padding of nothing leaves them so.
         return functional.pad(b.scales, (0, -b.scales.shape[1] % 4)).contiguous().t()
     if b.granularity == "tile":

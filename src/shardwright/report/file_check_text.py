@@ -48,7 +48,7 @@ def no_fit(way_out: str) -> Phrase:
 
 def file_check_text(check: FileCheck, language: str = ENGLISH) -> str:
     """The lines of a file in a language: its name and system, then legality, memory, batch, experts, slack and seconds.
-    What is wrong has a way out."""
+    Each finding has a way out."""
     lines = [_printable(f"{check.name} ({check.system})")]
     for name, text in _lines(check):
         label = in_language(name, language)

@@ -113,7 +113,7 @@ def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
     """Sentences that say whether a plan fits, and by how much."""
     if fit is None:
         known = tuple(catalog.names("devices"))
-        return [say("Whether it fits is not said: cluster.device is unknown. The catalog has {known}.", known=known)]
+        return [say("Nothing says if it fits: cluster.device is unknown. The catalog has {known}.", known=known)]
     rank, needed = max(enumerate(need.device_bytes for need in fit.needs), key=lambda pair: pair[1])
     shown, memory = memory_text(fit.offered_bytes), memory_text(int(device_entry(job).memory_bytes))
     device = device_entry(job).name

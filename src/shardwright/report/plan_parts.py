@@ -1,5 +1,5 @@
 """The parts of a plan's prediction as JSON, which the components in `report/page` show on the planning page and in the
-reports of runs. What is quick to compute comes first in PARTS."""
+reports of runs. The quickest to compute comes first in PARTS."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -117,7 +117,7 @@ def _memory_part(plan: PredictedPlan) -> Part:
 
 def _verdict(job: JobSpec, fit: Fit | None) -> str:
     if fit is None:
-        return say("Whether it fits is not said: choose a device.")
+        return say("Nothing says if it fits: choose a device.")
     return sentences_of(verdict_sentences(job, fit))
 
 

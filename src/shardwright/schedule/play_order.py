@@ -7,10 +7,11 @@ that takes time. A message arrives some latency after the end of its send.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
+from operator import itemgetter
 
 from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.phrase import say
@@ -32,21 +33,24 @@ _RESOURCES = 3 + len(Product)  # of a rank, whose moments are carried from one s
 # `first`, `second` and, as (moment, is late), those of `further`. A late one is the end of a send whose message has to
 # arrive. `cost` is its place in the table of costs. Plain tuples, because a program has very many.
 Node = tuple[int, int, bool, int, tuple[tuple[int, bool], ...]]
+Reader = Callable[[Sequence[float]], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class PlayOrder:
     """The actions of a step of a program that take time, in an order in which each follows all that it waits for.
 
-    `begins` and `ends` have the starts and ends of the actions of each rank, and `carried` the moments that the next
-    step begins with, as 3 x moment + its kind: the end of a node, the arrival of what it sent, its start. `pairs` are
-    the costs of the parts of overlapped pairs, which are behind those by kind and stage, and before that of the update.
+    `begins` and `ends` read the starts and ends of the actions of each rank, and `carried` the `num_carried` moments
+    that the next step begins with, from a list that has them by 3 x moment + its kind: the end of a node, the arrival
+    of what it sent, its start. `pairs` are the costs of the parts of overlapped pairs, which are behind those by kind
+    and stage, and before that of the update.
     """
 
     nodes: list[Node]
-    begins: list[list[int]]
-    ends: list[list[int]]
-    carried: list[int]
+    begins: list[Reader]
+    ends: list[Reader]
+    carried: Reader
+    num_carried: int
     pairs: list[tuple[int, int]]
 
 
@@ -106,7 +110,7 @@ class _Ordering:
         for free in range(1, self._first_node, _RESOURCES):
             links = list(range(free + 1, free + 1 + len(Product)))
             self._ranks.append(_Rank(free, links, queue=free + 1 + len(Product), computed=free + 2 + len(Product)))
-        # When the stage of n made a product; and when a product for the stage of n was sent. What its own rank makes
+        # When the stage of n made a product; and when a product for the stage of n was sent. A product of its own rank
         # for a stage is there as soon as it is made, and so are tokens, and the gradient of the loss.
         self._made, self._sent = ([[_MISSING] * num_pairs for _ in Product] for _ in range(2))
         self._sent[Product.OUTPUT][: self._m] = self._sent[Product.GRADIENT][-self._m :] = [_START] * self._m
@@ -149,8 +153,8 @@ class _Ordering:
         for rank in self._ranks:
             carried += [3 * moment for moment in (rank.compute, *rank.links, rank.queue)]
             carried.append(rank.ends[-1] if rank.ends else 3 * _START)
-        begins, ends = ([getattr(rank, name) for rank in self._ranks] for name in ("begins", "ends"))
-        return PlayOrder(self._nodes, begins, ends, carried, list(self._pairs))
+        begins, ends = ([_reader(getattr(rank, name)) for rank in self._ranks] for name in ("begins", "ends"))
+        return PlayOrder(self._nodes, begins, ends, _reader(carried), len(carried), list(self._pairs))
 
     def _check_all_ran(self) -> None:
         waits = [
@@ -215,7 +219,7 @@ class _Ordering:
     def _computed(self, rank: _Rank, action: Action) -> tuple[int, object]:
         """The end of a computation; or, if an input is missing, the event that it waits for.
 
-        What its own rank has computed is there, because the rank computes one action after the other.
+        An input that its own rank computes is there, because the rank computes one action after the other.
         """
         kind, stage, _, _, parts = action
         second, is_late = rank.compute, False
@@ -292,6 +296,13 @@ class _Ordering:
         """Make the rank that waits for an event runnable."""
         if event in self._waiting:
             self._runnable.append(self._waiting.pop(event))
+
+
+def _reader(numbers: list[int]) -> Reader:
+    """A function that reads the moments with these numbers from a list."""
+    if len(numbers) > 1:  # of one number an itemgetter is no tuple; many it reads several times as fast
+        return itemgetter(*numbers)
+    return lambda moments: tuple(moments[number] for number in numbers)
 
 
 def _last_added(schedule: Schedule) -> dict[tuple[int, int], int]:

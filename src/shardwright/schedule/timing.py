@@ -100,20 +100,20 @@ def play_on(
     to. So `later` may be the same schedule without messages, for the steps whose times are not kept.
     """
     order, seconds = play_order(schedule), _seconds(schedule, costs)
-    carried, step_ends, latest = [0.0] * len(order.carried), list[float](), 0.0
+    carried, step_ends, latest = [0.0] * order.num_carried, list[float](), 0.0
     previous_offsets: list[float] = []
     starts, ends = ([list[float]() for _ in schedule.ranks] for _ in range(2))
     for step in range(num_steps):
         if step == num_kept and later is not None:
             order, seconds = play_order(later), _seconds(later, costs)
-        moment = _moments(order, seconds, costs.latency, carried).__getitem__
-        carried = list(map(moment, order.carried))
-        latest = max([latest, *(max(map(moment, numbers), default=0.0) for numbers in order.ends)])
+        moments = _moments(order, seconds, costs.latency, carried)
+        carried, ended = list(order.carried(moments)), [read(moments) for read in order.ends]
+        latest = max([latest, *(max(times, default=0.0) for times in ended)])
         step_ends.append(latest)
         if step < num_kept:
-            for rows, numbers_of_rows in ((starts, order.begins), (ends, order.ends)):
-                for row, numbers in zip(rows, numbers_of_rows, strict=True):
-                    row += map(moment, numbers)
+            for row, read, times, end_row in zip(starts, order.begins, ended, ends, strict=True):
+                row += read(moments)
+                end_row += times
         # If all ranks end a step just as they ended the previous one, only later, each further step takes as long.
         if step + 1 >= num_kept and _are_exact(costs, latest * num_steps):
             offsets = [moment - latest if moment else 0.0 for moment in carried]

@@ -1,15 +1,17 @@
-"""The actions of a rank as arrays, so that a question about millions of actions is one operation."""
+"""The actions of a rank, or of all ranks, as arrays, so that a question about millions of actions is one operation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardwright.schedule.action import Action, Kind
+from shardwright.config.kept_results import kept_by_identity
+from shardwright.schedule.action import COMPUTE, Action, Kind
+from shardwright.schedule.schedule import Program
 
 Array = npt.NDArray[Any]
 
@@ -74,3 +76,66 @@ class Columns:
     def where(self, mask: Array) -> "Columns":
         """The columns of only some actions, chosen by a mask or by indices."""
         return Columns(self.at[mask], self.kind[mask], self.stage[mask], self.pair[mask])
+
+
+@dataclass(frozen=True, eq=False)
+class StepActions:
+    """The actions of a step on all ranks: their columns one behind the other, with the number of each action in place
+    of its index. `firsts` are the first numbers of the ranks, and behind them the number of actions. `reductions` are
+    those that each update waits for: their numbers, and the stages all of whose gradients they reduce."""
+
+    columns: Columns
+    firsts: Array
+    reductions: dict[int, tuple[list[int], list[int]]]
+
+    @cached_property
+    def work(self) -> Array:
+        """The numbers of computations and updates, in order."""
+        return self.columns.actions_of(*COMPUTE, Kind.STEP)
+
+    @cached_property
+    def outer_computations(self) -> tuple[Array, Array]:
+        """The first and the last computation of each rank; -1 of a rank without one."""
+        computations = self.columns.actions_of(*COMPUTE)
+        bounds, padded = np.searchsorted(computations, self.firsts), np.append(computations, -1)
+        has_some = np.diff(bounds) > 0
+        first, last = (np.where(has_some, padded[at], -1) for at in (bounds[:-1], bounds[1:] - 1))
+        return first, last
+
+    def rank_of(self, actions: Array) -> Array:
+        """The ranks of some actions."""
+        ranks: Array = np.searchsorted(self.firsts, actions, side="right") - 1
+        return ranks
+
+    def by_step(self, moments: Sequence[Array], num_steps: int) -> Array:
+        """Moments by step and number of the action, from those of each rank, which has all its steps in order."""
+        return np.concatenate([row.reshape(num_steps, -1) for row in moments], 1)
+
+
+@partial(kept_by_identity, most=4)  # a page asks for many timelines of one program
+def columns_by_rank(program: Program) -> tuple[Columns, ...]:
+    """The actions of each rank, as columns."""
+    return tuple(Columns.of(row, program.num_microbatches) for row in program.ranks)
+
+
+@partial(kept_by_identity, most=4)
+def step_actions(program: Program) -> StepActions:
+    """The actions of a step of a program on all ranks."""
+    by_rank, firsts = columns_by_rank(program), np.cumsum([0, *map(len, program.ranks)])
+    columns = Columns(
+        at=np.concatenate([first + columns.at for first, columns in zip(firsts[:-1], by_rank, strict=True)]),
+        kind=np.concatenate([columns.kind for columns in by_rank]),
+        stage=np.concatenate([columns.stage for columns in by_rank]),
+        pair=np.concatenate([columns.pair for columns in by_rank]),
+    )
+    reductions: dict[int, tuple[list[int], list[int]]] = {}
+    for first, row in zip(firsts[:-1].tolist(), program.ranks, strict=True):
+        pending, stages = list[int](), list[int]()  # since the update before
+        for number, action in enumerate(row, first):
+            if action.kind is Kind.REDUCE:
+                pending.append(number)
+                stages += [action.stage] if action.microbatch < 0 else []
+            elif action.kind is Kind.STEP:
+                reductions[number] = pending, stages
+                pending, stages = [], []
+    return StepActions(columns, firsts, reductions)

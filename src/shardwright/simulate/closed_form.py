@@ -283,7 +283,7 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> Ar
     if np.any(grid.zero == 3):
         rows = memo.rows("shard", run, shard_words(grid), shard_columns, sharded)
         shard_s = rows.reshape(len(kinds), -1, rows.shape[-1])[[kinds.index(kind) for kind, _ in pieces]].swapaxes(0, 1)
-        times = times.gathered(rates, software, tuple(shard_s), gathers_for_a_pass(grid))
+        times = times.gathered(rates, software, tuple(shard_s), gathers_for_a_pass(grid, software.zero))
         if software.zero.hooks or software.zero.expert_hooks:
             costing = Costing.of(run, constants)
             ahead_s, behind_s = np.stack([_rows(run, [costing.hooks_s(*piece)]) for piece in pieces], axis=1)

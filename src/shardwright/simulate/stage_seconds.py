@@ -171,8 +171,8 @@ def _contents(jobs: Sequence[JobSpec]) -> PipelineRanks:
 
 
 def _pieces(run: Run, constants: Constants, memo: Memo) -> dict[LayerKind, PieceTime]:
-    """The seconds of pieces without a stage's gathers and reductions, which are simulated. What these expose does
-    shorten the piece's waits for the host, as in closed forms."""
+    """The seconds of pieces without a stage's gathers and reductions, which are simulated. The seconds that these
+    expose do shorten the piece's waits for the host, as in closed forms."""
     pieces = piece_times(replace(run, grid=run.grid.having({"zero": 0})), constants, memo)
     if run.grid.zero < 3:
         return pieces

@@ -74,7 +74,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
 
 
 def _section_faults(job: JobSpec) -> list[str]:
-    """Faults of sections by themselves. Those of the batch are in `batch_faults`, whose other rules need it right."""
+    """Faults of sections by themselves. Faults of the batch are in `batch_faults`, whose other rules need it right."""
     sections = (
         job.cluster,
         job.plan,

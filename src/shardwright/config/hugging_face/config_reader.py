@@ -31,7 +31,7 @@ _NO_ARITHMETIC = frozenset({
     "summary_type", "summary_use_proj", "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss",
     "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
     "transformers.js_config", "transformers_version", "typical_p", "unk_token_id", "unsloth_fixed",
-    "unsloth_version", "use_bfloat16", "use_cache", "use_flash_attn", "use_return_dict",
+    "unsloth_version", "use_bfloat16", "use_cache", "use_flash_attn", "use_flash_attention", "use_return_dict",
 })  # fmt: skip
 # Keys of official files that transformers reads nowhere, or of one family and inert in others.
 _INERT = frozenset(
@@ -46,6 +46,7 @@ _INERT = frozenset(
         "hidden_dropout_prob",
         "interpolate_factor",
         "is_llama_config",
+        "move_model_to_device",
         "mtp_transformer_layers",
         "num_mtp_modules",
         "use_mtp",

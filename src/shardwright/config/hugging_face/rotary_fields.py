@@ -65,7 +65,9 @@ def _parameters(r: ConfigReader) -> dict[str, object]:
     if isinstance(full_attention, dict):
         return full_attention
     # In a family whose configuration has this key outside the section, it goes before the same key inside.
-    if _TRAINED not in r.defaults:
+    # So it does where channels have factors of their own (transformers' _compute_longrope_parameters).
+    is_long = any(_WORDS.get(str(parameters.get(name))) == "longrope" for name in ("rope_type", "type"))
+    if _TRAINED not in r.defaults and not (is_long and r.has(_TRAINED)):
         return parameters
     trained_sequence = r.count(_TRAINED)
     return parameters | ({_TRAINED: trained_sequence} if trained_sequence and parameters else {})

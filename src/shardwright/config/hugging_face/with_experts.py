@@ -20,6 +20,8 @@ from shardwright.config.phrase import say
 def mixtral(r: ConfigReader) -> Fields:
     """Mixtral (Jiang et al. 2024, arXiv 2401.04088)."""
     fields = decoder(r)
+    if r.given.get("moe_frequency") == 1:  # of NeuronX Distributed: each layer has experts
+        r.ignore("moe_frequency")
     moe = experts(r, "num_local_experts", width="intermediate_size") | {"softmax_over": "chosen"}
     return (
         fields

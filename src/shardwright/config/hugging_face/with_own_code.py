@@ -1,6 +1,7 @@
 """Families whose released folders bring their own code, because transformers has no class for them.
 
-Each function takes the keys of one family and gives fields of [model]. What a key does is as the released code has it.
+Each function takes the keys of one family and gives fields of [model]. A key is read as the
+released code reads it.
 """
 
 import math
@@ -91,7 +92,7 @@ def deepseek(r: ConfigReader) -> Fields:
 
 
 def qwen(r: ConfigReader) -> Fields:
-    """Qwen of 2023 (Bai et al. 2023, arXiv 2309.16609): Qwen 1.5 under other names. What it does with sequences longer
+    """Qwen of 2023 (Bai et al. 2023, arXiv 2309.16609): Qwen 1.5 under other names. Its way with sequences longer
     than those of training is not read."""
     for name, needed, reason in (
         ("no_bias", True, say("only query, key and value have biases")),

@@ -115,6 +115,10 @@ def _yaml_fault(error: Exception) -> str:
     return say("it is not valid YAML: {problem}; mend it", problem=problem)
 
 
+# Groups of NeMo's launcher, in whose files a reference names the group before the key.
+STAGES_OF_LAUNCHER = ("training.", "peft.", "fine_tuning.", "adapter_learning.", "prompt_learning.")
+
+
 def resolved(flat: dict[str, Any]) -> dict[str, Any]:
     """Values with Hydra's references (${.name}, ${multiply:4, ${.name}}) resolved; an unknown one becomes a mark."""
     return {name: _resolve(value, name, flat, 0) for name, value in flat.items()}
@@ -148,7 +152,7 @@ def _referred(path: str, name: str, flat: dict[str, Any], depth: int) -> Any:
     num_points = len(path) - len(path.lstrip("."))
     sections = name.split(".")[: -num_points or None] if num_points else []
     full = ".".join([*sections, path.lstrip(".")])
-    for key in (full, full.removeprefix("training.")):
+    for key in (full, *(full.removeprefix(stage) for stage in STAGES_OF_LAUNCHER)):
         if key in flat and key != name:
             return _resolve(flat[key], key, flat, depth + 1)
     return mark(full)

@@ -25,7 +25,7 @@ _PRECEDENCE = (
     ("*", "/", "%"),
     ("**",),
 )
-# What changes a variable: NAME=, NAME+=, NAME++, ++NAME, and those of an element NAME[INDEX].
+# Operators that change a variable: NAME=, NAME+=, NAME++, ++NAME, and those of an element NAME[INDEX].
 _CHANGED = re.compile(
     r"(?<!\w)([A-Za-z_]\w{0,99})(?:\[[^\]]{0,99}\])?\s{0,9}(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))"
     r"|(?:\+\+|--)\s{0,9}([A-Za-z_]\w{0,99})"
@@ -71,7 +71,7 @@ class Arithmetic:
 
     def __init__(self, text: str, values: Mapping[str, object]) -> None:
         self.values, self.tokens, at = values, list[str](), 0
-        text = text.strip()
+        text = text.replace('"', "").strip()  # quotes are removed, as bash does
         while at < len(text):
             token_match = _ARITHMETIC_TOKEN.match(text, at)
             if not token_match or len(self.tokens) > 500:

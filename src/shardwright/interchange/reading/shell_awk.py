@@ -9,7 +9,7 @@ from shardwright.interchange.reading.shell_regexes import is_searchable, python_
 _RULE = re.compile(
     r"\s*(?:(END)|NR\s*(==|>|>=|<|<=|!=)\s*(\d{1,6})|/((?:[^/\\]|\\.)*)/)?\s*\{\s*print\s*([^{};]*?)\s*;?\s*\}\s*"
 )
-# What is printed: a text, a field by its number or from the last, the number of fields or of the line, or a comma.
+# Expressions to print: a text, a field by its number or from the last, the number of fields or of the line, or a comma.
 _PART = re.compile(r'\s*(?:"([^"\\]*)"|\$(\d{1,3})|\$(NF)|\$\(\s*NF\s*-\s*(\d{1,3})\s*\)|(NF|NR)|(,))\s*')
 _COMPARED = {
     "==": int.__eq__,

@@ -23,8 +23,8 @@ def parts_of(text: str, separators: str | None) -> list[str]:
 
 
 def values_read(words: Sequence[str], text: str, separators: str | None) -> Read:
-    """The variables that a command sets from a text. Those of a command with options that are not followed are
-    unknown. `separators` are those of `parts_of`."""
+    """The variables that a command sets from a text. They are unknown if options of the command are not
+    followed. `separators` are as in `parts_of`."""
     options = [word for word in words[1:] if word.startswith("-")]
     names = [word for word in words[1:] if is_name(word)]
     if words[0] in ("mapfile", "readarray"):

@@ -90,7 +90,7 @@ class Script:
                     succeeds = FollowedText(self, ShellReader(text).read(), self.level + 1).all()
             except ShellFault:  # asked for if a setting depends on it
                 is_known = False
-            # What is noted in it is taken as most have it, and what is started prints what nobody knows.
+            # A note tells of something taken as most have it, and a started program prints what nobody knows.
             is_known = is_known and (len(self.commands), len(self.notes)) == (num_commands, num_notes)
         self.count_text(printed)
         self.functions, self.written, self.files, self.batch = state

@@ -224,13 +224,22 @@ class ShellReader:
 
     def quoted(self) -> list[WordPiece]:
         """Read the pieces of the text in double quotes that begins here. Raises ShellFault."""
-        begin, pieces, text = self.line, [WordPiece("text", "", True)], ""
+        begin = self.line
         self.at += 1
-        while self.at < len(self.text) and self.text[self.at] != '"':
-            char = self.text[self.at]
-            if char == "\\" and self.text[self.at + 1 : self.at + 2] in ("\n", '"', "\\", "$", "`"):
-                text += "" if self.text[self.at + 1] == "\n" else self.text[self.at + 1]
-                self.line += self.text[self.at + 1] == "\n"
+        pieces = self.pieces_until('"')
+        if self.at >= len(self.text):
+            raise ShellFault(_quote_not_closed(begin, '"'))
+        self.at += 1
+        return pieces
+
+    def pieces_until(self, end: str) -> list[WordPiece]:
+        """Read the pieces of a text with expansions until a sign, or all if it is empty. Raises ShellFault."""
+        pieces, text = [WordPiece("text", "", True)], ""
+        while self.at < len(self.text) and self.text[self.at] != end:
+            char, follower = self.text[self.at], self.text[self.at + 1 : self.at + 2]
+            if char == "\\" and follower and follower in f"\n\\$`{end}":
+                text += "" if follower == "\n" else follower
+                self.line += follower == "\n"
                 self.at += 2
             elif char in "$`":
                 pieces += [WordPiece("text", text, True), self.expansion(quoted=True)]
@@ -239,9 +248,6 @@ class ShellReader:
                 self.line += char == "\n"
                 text += char
                 self.at += 1
-        if self.at >= len(self.text):
-            raise ShellFault(_quote_not_closed(begin, '"'))
-        self.at += 1
         return [*pieces, WordPiece("text", text, True)]
 
     def expansion(self, quoted: bool) -> WordPiece:
@@ -331,7 +337,7 @@ def document_token(text: str, expands: bool = True) -> Token:
     """The text of a here-document as one quoted word. Raises ShellFault."""
     if not expands:
         return Token(1, pieces=(WordPiece("text", text, True),))
-    return Token(1, pieces=tuple(ShellReader('"' + text.replace('"', '\\"') + '"').quoted()))
+    return Token(1, pieces=tuple(ShellReader(text).pieces_until("")))  # quotes are plain signs, but within expansions
 
 
 def without_end(line: int, beginning: str, end: str) -> str:

@@ -287,7 +287,7 @@ TABLE: Table = (
 )
 
 
-_SOFTWARE = "transformers-2024"  # as which all kinds but DeepSpeed's are priced
+_SOFTWARE = "transformers-2025"  # as which all kinds but DeepSpeed's are priced
 # Values of the plan for a search, which this file's settings and the options of a program can say.
 _WRITTEN: Mapping[str, tuple[Any, ...]] = {
     "schedule": ("1f1b",),

@@ -70,6 +70,7 @@ _PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
 _PROGRAMS = (
     _Program("use_peft", ("true", "1", "yes"), 16, 32.0, _PEFT_TARGETS),
     _Program("use_peft_lora", ("true", "1"), 64, 16.0, ("query", "key", "value", "gate", "up", "down")),
+    _Program("peft_scheme", ("lora",), 0, 0.0, ("query", "key", "value")),  # NeMo's
     _Program("mindspeed_lora", ("true",), 16, 32.0, ()),  # of the flags of MindSpeed-LLM that name modules
     *(
         _Program(switch, ("true", "1"), 0, 0.0, (), nf4_words=("true", "1"), loads_by_word=True)
@@ -91,6 +92,8 @@ _SWITCHES = frozenset(f"--{program.switch}" for program in _PROGRAMS)
 _TRUE = ("true", "1", "yes")
 _FOUR_BITS = (
     ("load_in_4bit", _TRUE),
+    ("use_4bit", _TRUE),
+    ("load_4bit", _TRUE),
     ("use_4bit_quantization", _TRUE),
     ("quantization_bit", ("4",)),
     ("load_in_bits", ("4",)),
@@ -213,7 +216,7 @@ def _ignore_without_adapters(settings: Settings, spelled: Callable[[str], str]) 
 
 
 def _read_nf4(settings: Settings, fields: Flat, program: _Program, spelled: Callable[[str], str]) -> None:
-    """Set the fields of a base in NF4. What means another type of 4 bits stays unread, and is refused."""
+    """Set the fields of a base in NF4. A setting of another type of 4 bits stays unread, and is refused."""
     for name, words in (*_FOUR_BITS, *_NF4_SETTINGS):
         if _switch(settings, spelled(name)) in words:
             settings.ignore(spelled(name))  # now it is read

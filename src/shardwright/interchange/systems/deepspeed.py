@@ -14,7 +14,7 @@ from shardwright.interchange.known_settings import program
 from shardwright.interchange.reading.file_signs import GENERAL, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
-from shardwright.interchange.reading.setting_notes import priced_as, wrong_value
+from shardwright.interchange.reading.setting_notes import none_of_few, priced_as, wrong_value
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, degree, read_row, write_table
 from shardwright.interchange.system import System
@@ -46,6 +46,7 @@ OPTION_SYSTEMS = ("trl", "llamafactory")  # programs whose options go with the f
 SOFTWARE = "deepspeed-2025"  # as which jobs of this engine are priced, whatever program they run
 _ZERO = "zero_optimization."
 STAGE = (_ZERO + "stage",)
+_OFFLOADED = ("none", "cpu", "nvme")  # words for where something is offloaded
 _TOP_LEVEL_KEYS = frozenset((
     "train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16", "gradient_clipping",
     "gradient_accumulation_steps", "optimizer", "scheduler", "steps_per_print",
@@ -77,10 +78,11 @@ def read_zero(settings: Settings, fields: Flat) -> None:
     )
     if (are_parameters_offloaded or settings.text(_ZERO + "offload_param.device", "none") != "none") and stage == 3:
         fields["plan.offload_parameters"] = True
-    if "nvme" in (
-        settings.given.get(_ZERO + "offload_optimizer.device"),
-        settings.given.get(_ZERO + "offload_param.device"),
-    ):
+    devices = [settings.text(_ZERO + name, "none") for name in ("offload_optimizer.device", "offload_param.device")]
+    for name, device in zip(("offload_optimizer", "offload_param"), devices, strict=True):
+        if device not in _OFFLOADED:
+            settings.faults.append(none_of_few(settings.setting_text(f"{_ZERO}{name}.device"), [*_OFFLOADED]))
+    if "nvme" in devices:
         settings.lost.append(say("what is offloaded to NVMe there is in host memory here"))
     if stage == 3 and settings.has(_ZERO + "mics_shard_size"):  # a setting of releases before 2026
         fields["plan.zero_ranks"] = settings.count(_ZERO + "mics_shard_size", 0)

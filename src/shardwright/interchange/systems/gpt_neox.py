@@ -195,6 +195,10 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     fields: Flat = {}
     for row in SHAPE:
         read_row(row, settings, fields)
+    if keys.get("do_distillation") is True:
+        settings.faults.append(say("{setting}: training by next tokens is counted here", setting="do_distillation"))
+        settings.ignore(*settings.given)
+        return ReadResult(fields, settings, "megatron-deepspeed")
     if not (fields["model.layers"] and fields["model.hidden"] and fields["model.heads"]):
         settings.faults.append(
             say("num_layers, hidden_size and num_attention_heads say what the model is; name their file too")

@@ -198,7 +198,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     for row in TABLE:
         read_row(row, settings, fields)
     settings.ignore("world_size", *_INERT, *(f"strategy.{name}" for name in _OF_STRATEGY))
-    software = deepspeed.SOFTWARE if _is_deepspeed(settings) else "transformers-2024"
+    software = deepspeed.SOFTWARE if _is_deepspeed(settings) else "transformers-2025"
     settings.note(priced_as(software))
     settings.note(say("the optimizer is the program's own; AdamW is taken (--set optimizer.name=NAME)"))
     return ReadResult(fields, settings, software, known_in=("lightning",))

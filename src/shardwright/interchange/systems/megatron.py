@@ -15,6 +15,7 @@ from shardwright.config.software_support import plan_lacks
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program, trains_a_part
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
+from shardwright.interchange.named_model import shape_fields
 from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.plain_data import read_data
@@ -26,6 +27,7 @@ from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_experts import EXPERTS, FURTHER, MTP, OVER_EXPERTS
 from shardwright.interchange.systems.megatron_forks import OF_FORKS, with_defaults_of_fork
 from shardwright.interchange.systems.megatron_model import LATENT, LENGTH, MODEL, REQUIRED, SHAPE
+from shardwright.interchange.systems.megatron_older import notes_of_forks
 from shardwright.interchange.systems.megatron_plan import PLAN, WORLD
 from shardwright.interchange.systems.megatron_run import run_words
 from shardwright.interchange.systems.megatron_training import TRAINING
@@ -82,11 +84,14 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         setting = settings.setting_text("task")
         settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
     programs = (command.program, settings.text("train-mode"))  # a module's last part is its program
-    settings.notes += taken_for_gpt(command.program)
+    settings.notes += [*taken_for_gpt(command.program), *notes_of_forks(command.settings)]
     settings.faults += [fault for fault in map(program_fault, programs) if fault]
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
     _read_engine(settings, texts, command.written)
-    fields = fields_of(settings, asked)
+    if settings.text("decoder-seq-length") == settings.text("seq-length"):  # of a decoder alone
+        settings.ignore("decoder-seq-length")
+    shape = _shape_elsewhere(settings, asked)
+    fields = {} if shape == {} else fields_of(settings, asked, shape)
     read_adapter(settings, fields, lambda name: name.replace("_", "-"))
     settings.faults += loose_faults(command.loose, settings, "megatron")
     uses_launcher = asked.cluster.devices == 0
@@ -99,6 +104,32 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         command.devices_per_node,
         ("megatron",),
     )
+
+
+_OF_MODEL = ("model-name-or-path", "load-model-from-hf-config", "hf-model-path", "use-checkpoint-args")
+
+
+def _shape_elsewhere(settings: Settings, asked: Asked) -> Flat | None:
+    """The fields of a model whose shape a configuration or a checkpoint has, and no flag: those of --set, or a fault
+    that asks for them. None if flags say the shape, or none says where it is."""
+    name = next((name for name in _OF_MODEL if settings.has(name)), "")
+    if not name or any(settings.has(flag) for flag in REQUIRED):
+        return None
+    setting = settings.setting_text(name)
+    if not any(field in asked.fields for field in ("model.name", "model.layers")):
+        settings.ignore(*settings.given)
+        settings.faults.append(
+            say(
+                "{setting} has the model, and is not read here; say what it is with --set model.name=NAME of the "
+                "catalog",
+                setting=setting,
+            )
+        )
+        return {}
+    settings.note(say("the model is that of --set, and flags for it are not read, beside {setting}", setting=setting))
+    of_shape = {name for row in (*SHAPE, *MODEL) for name in row.names} - {"seq-length"}
+    settings.ignore(*_OF_MODEL, "tokenizer-model", *of_shape)
+    return shape_fields({}, asked)
 
 
 _PLACEHOLDER = re.compile(r"(:)\s*[A-Z][A-Z0-9_]+(?=\s*[,}])")  # of a template that the script fills in
@@ -134,6 +165,8 @@ def _read_engine(settings: Settings, texts: Mapping[str, str], written: Mapping[
     offloaded = keys.get("zero_optimization.offload_optimizer.device", "none")
     if keys.get("zero_optimization.cpu_offload") is True or offloaded not in (None, "none"):
         settings.given["cpu-optimizer"] = True
+        share = keys.get("zero_optimization.offload_optimizer.ratio", 1.0)
+        settings.given.setdefault("optimizer-offload-fraction", share)
     if keys.get("zero_optimization.offload_param.device", "none") not in (None, "none"):
         settings.given["cpu-parameters"] = True
     if keys.get("curriculum_learning.enabled") is True or keys.get("data_efficiency.enabled") is True:

@@ -9,47 +9,8 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.setting_notes import taken_length
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.reading.shell_marks import UNKNOWN
 from shardwright.interchange.rows import Rule, Table, count, flag, never, number, word
-
-# Number of tokens, and owner, of vocabularies that a launch script names only by their tokenizer.
-_VOCABULARIES = {
-    "gpt2bpetokenizer": (50257, say("GPT-2's")),
-    "llama2tokenizer": (32000, say("Llama 2's")),
-    "deepseek-ai/deepseek-v3": (128815, say("DeepSeek-V3's")),
-    "deepseek-ai/deepseek-v2": (100015, say("DeepSeek-V2's")),
-    "meta-llama/llama-3": (128256, say("Llama 3's")),
-    "meta-llama/meta-llama-3": (128256, say("Llama 3's")),
-    "meta-llama/llama-2": (32000, say("Llama 2's")),
-    "mistralai/mixtral-8x7b": (32000, say("Mixtral's")),
-    "mistralai/mixtral-8x22b-v0.1": (32000, say("Mixtral's")),
-    "qwen/qwen2.5-": (151665, say("Qwen 2.5's")),
-    "qwen/qwen3-": (151669, say("Qwen 3's")),
-}
-
-# Vocabularies that only the kind of the tokenizer names -> files of other ones, and words in the names of its own.
-_FILES_OF_KIND = {
-    "gpt2bpetokenizer": (("vocab-file", "merge-file"), ("gpt2", "gpt-2", "gpt3", "gpt")),
-    "llama2tokenizer": (("tokenizer-model",), ("llama", "mistral", "mixtral", "vicuna", "alpaca", "yi-")),
-}
-_OF_OTHERS = ("neox", "gpt4", "gpt-4", "llama3", "llama-3")  # words of other vocabularies that have such a word
-_PLAIN_NAMES = ("tokenizer.model", "merges.txt", "vocab.json")
-
-
-def _other_vocabulary(vocabulary: str, settings: Settings) -> str:
-    """The setting of a tokenizer's file whose folders name another vocabulary than that of its kind; "" if none."""
-    options, words = _FILES_OF_KIND.get(vocabulary, ((), ()))
-    for option in options:
-        path = " ".join(settings.words(option)).lower()
-        folders = UNKNOWN.sub("", path).strip("/. ").split("/")
-        names = [name for name in folders if name not in _PLAIN_NAMES and any(char.isalpha() for char in name)]
-        is_own = any(
-            any(word in part for word in words) and not any(word in part for word in _OF_OTHERS)
-            for part in (folders[-1], path)
-        )
-        if names and not is_own and (len(names) > 1 or "-" in names[0]):
-            return settings.setting_text(option)
-    return ""
+from shardwright.interchange.systems.vocabularies import VOCABULARIES, other_vocabulary, vocabulary_of
 
 
 def _read_vocab(settings: Settings, fields: Flat) -> None:
@@ -64,15 +25,14 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
         tokens += 1
         settings.note(say("NullTokenizer adds a token to {option}: {tokens:,}", option="--vocab-size", tokens=tokens))
     elif not tokens and "model.vocab" not in fields:
-        vocabulary = next((key for key in _VOCABULARIES if key in (kind, name) or name.startswith(key)), "")
-        vocabulary = vocabulary or ("gpt2bpetokenizer" if settings.has("merge-file") and not kind else "")
-        if vocabulary and (other := _other_vocabulary(vocabulary, settings)):
+        vocabulary = vocabulary_of(settings, kind, name)
+        if vocabulary and (other := other_vocabulary(vocabulary, settings)):
             settings.faults.append(
                 say(
                     "{setting} is not {whose} by its name, and says how many tokens there are; give them with --set "
                     "model.vocab=N, padded as Megatron-LM pads it, to a multiple of {unit} x tensor-parallel ranks",
                     setting=other,
-                    whose=_VOCABULARIES[vocabulary][1],
+                    whose=VOCABULARIES[vocabulary][1],
                     unit=unit,
                 )
             )
@@ -88,7 +48,7 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
             )
             settings.ignore("extra-vocab-size")
             return
-        tokens, whose = _VOCABULARIES[vocabulary]
+        tokens, whose = VOCABULARIES[vocabulary]
         settings.note(
             say(
                 "the vocabulary is {whose}, {tokens:,} tokens, by the name of the tokenizer (--set model.vocab=N "

@@ -29,7 +29,7 @@ _RENAMED = {
     "layernorm_epsilon": "norm-epsilon",
     "cp_size": "context-parallel-size",
 }
-# Those of _SWITCHED_OFF that a job decides.
+# The options of _SWITCHED_OFF that a job decides.
 _WRITTEN_OFF = {
     name: _SWITCHED_OFF[name]
     for name in ("add_bias_linear", "bias_gelu_fusion", "fp8_wgrad", "gradient_accumulation_fusion")
@@ -39,7 +39,7 @@ _WITHOUT_VALUE = ("none", "null", "")
 
 
 def flags_of(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """(Megatron-LM's flags, their names as the configuration has them). What is off or null is left out."""
+    """(Megatron-LM's flags, their names as the configuration has them). Options that are off or null are left out."""
     flags: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     for name, written in arguments.items():

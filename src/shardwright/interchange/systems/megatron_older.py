@@ -1,5 +1,6 @@
 """Names of other forks of Megatron-LM for what it says otherwise: BigScience's and epfLLM's gated MLPs, epfLLM's and
-Pai-Megatron-Patch's heads of keys, FlagScale's width of an MLP as Llama's code has it.
+Pai-Megatron-Patch's heads of keys, biases and windows, FlagScale's width of an MLP as Llama's code has it, Habana's
+norms and MLPs.
 
 By the parsers of arguments of these repositories. epfLLM's layers have no biases unless --use-bias is said.
 """
@@ -8,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config.fault_gathering_reader import whole
+from shardwright.config.phrase import say
 
 _RENAMED = {
     "num-attention-heads-kv": "num-query-groups",
@@ -20,7 +22,16 @@ _RENAMED = {
 _HEADS = ("num-attention-heads-kv", "n-head-kv")
 _RMS_NORM = ("use-rms-norm", "apply-layernorm-rms")
 _OF_EPFLLM = ("num-attention-heads-kv", "no-tie-embed-logits", "use-rms-norm")
+_BIASES_OF_PAI = ("disable-bias-linear-fc", "disable-bias-attn-fc")
 _GATED = ("swiglu", "geglu")
+# Flag of Habana's Megatron-DeepSpeed, its value, Megatron-LM's flag and value; no flag for Megatron-LM's default.
+_OF_HABANA = (
+    ("no-bias", "true", "disable-bias-linear", True),
+    ("layernorm-type", "rmsnorm", "normalization", "RMSNorm"),
+    ("layernorm-type", "layernorm", "", None),
+    ("activation-func-type", "swiglu", "swiglu", True),
+    ("activation-func-type", "gelu", "", None),
+)
 
 
 def with_own_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -40,9 +51,54 @@ def with_own_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
             spelled["normalization"] = own_name
     if any(name in given for name in _OF_EPFLLM) and not flags.pop("use-bias", False):
         flags["disable-bias-linear"] = True
+    _put_words_of_habana(flags, spelled)
+    _put_words_of_pai(flags, spelled)
     _put_gated_mlp(flags, spelled)
     _put_width(flags, spelled)
     return flags, spelled
+
+
+def notes_of_forks(given: Mapping[str, Any]) -> list[str]:
+    """A note on the embedding and the head of Llama in Habana's Megatron-DeepSpeed, where no flag is about them."""
+    if not _is_llama_of_habana(given):
+        return []
+    return [
+        say(
+            "embedding and head are two matrices, as Llama has them, for the fork has no flag for it (--set "
+            "model.tied_embeddings=true for one)"
+        )
+    ]
+
+
+def _is_llama_of_habana(given: Mapping[str, Any]) -> bool:
+    return str(given.get("layernorm-type", "")).lower() == "rmsnorm"
+
+
+def _put_words_of_habana(flags: dict[str, Any], spelled: dict[str, str]) -> None:
+    """--no-bias, --layernorm-type and --activation-func-type, as Habana's Megatron-DeepSpeed has them."""
+    if _is_llama_of_habana(flags):
+        flags["untie-embeddings-and-output-weights"] = True
+    for own_name, word, name, value in _OF_HABANA:
+        if str(flags.get(own_name, "")).lower() != word:
+            continue
+        del flags[own_name]
+        if name:
+            flags[name] = value
+            spelled[name] = own_name
+
+
+def _put_words_of_pai(flags: dict[str, Any], spelled: dict[str, str]) -> None:
+    """--sliding-window, which is Mistral's, and flags for biases of single linear maps, which none has with
+    --disable-bias-linear, as Pai-Megatron-Patch has them."""
+    window, length = (whole(str(flags.get(name, ""))) for name in ("sliding-window", "seq-length"))
+    if window:
+        del flags["sliding-window"]
+        if not length or length > window:
+            flags.setdefault("window-size", f"{window - 1},0")
+            spelled["window-size"] = "sliding-window"
+    if "disable-bias-linear" in flags:
+        for name in _BIASES_OF_PAI:
+            flags.pop(name, None)
 
 
 def _put_gated_mlp(flags: dict[str, Any], spelled: dict[str, str]) -> None:

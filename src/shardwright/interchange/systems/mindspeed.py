@@ -44,6 +44,7 @@ _OWN = (
     "interleave-sliding-window",
     "input-embeds-norm",
 )
+_TRADED = "ulysses-degree-in-cp"  # over how many of the ranks heads are traded, with a ring over the rest
 _CONTEXT = {"megatron_cp_algo": "p2p", "ulysses_cp_algo": "a2a"}
 _BALANCES = {
     "pai_megatron_aux_loss": "aux_loss",
@@ -106,8 +107,11 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
 def _context(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The method of context parallelism: names that it replaces, and flags in their place."""
     word = str(flags.get("context-parallel-algo"))
-    if str(flags.get("context-parallel-size", "1")) == "1":
-        return ("context-parallel-algo",), {}
+    ranks = str(flags.get("context-parallel-size", "1"))
+    if ranks == "1":
+        return ("context-parallel-algo", _TRADED), {}
+    if word == "hybrid_cp_algo" and str(flags.get(_TRADED)) in ("1", ranks):  # a ring alone, or heads alone
+        return ("context-parallel-algo", _TRADED), {"cp-comm-type": "p2p" if str(flags[_TRADED]) == "1" else "a2a"}
     return (("context-parallel-algo",), {"cp-comm-type": _CONTEXT[word]}) if word in _CONTEXT else ((), {})
 
 

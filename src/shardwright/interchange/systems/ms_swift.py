@@ -47,6 +47,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "moe-token-dispatcher-type": "alltoall",
     "moe-aux-loss-coeff": 0.0,
     "expert-tensor-parallel-size": 1,
+    "fp8-amax-history-len": 1024,
 }
 _FURTHER = "megatron_extra_kwargs"  # an object of further arguments of Megatron-LM, which hold over the others
 _HALF = ("float16", "float32")  # types of a model's weights that are trained in fp16 if nothing else is said

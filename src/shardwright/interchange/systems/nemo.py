@@ -20,11 +20,19 @@ from shardwright.interchange.reading.setting_notes import falls_as_cosine, none_
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.system import System
 from shardwright.interchange.systems import megatron
+from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_plan import WORLD
+from shardwright.interchange.systems.nemo_fine_tuning import (
+    KEYS_OF_ADAPTERS,
+    adapter_flags,
+    adapter_keys,
+    other_training,
+    restored_shape,
+    without_unused_adapters,
+)
 from shardwright.interchange.systems.nemo_signs import SIGNS
-from shardwright.interchange.training_programs import program_fault, told_by_names
+from shardwright.interchange.training_programs import told_by_names
 
-_PEFT = "model.peft."
 # NeMo's keys -> flags of Megatron-LM with the same values.
 _SAME = {
     "model.tensor_model_parallel_size": "tensor-model-parallel-size",
@@ -144,8 +152,9 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     texts, command_line = with_command_line(texts, asked)
     flat = composed(texts)
     flat = resolved(overridden({name.removeprefix("training."): value for name, value in flat.items()}, command_line))
+    flat = {name: None if value == "null" else value for name, value in flat.items()}  # in quotes, too
     flat |= {name: value for name, value in asked.variables.items() if name in flat}
-    flat = _without_unused_adapters(flat)
+    flat = without_unused_adapters(flat) | ({"trainer.max_steps": None} if flat.get("trainer.max_steps") == -1 else {})
     differing = [name for name, own in _OF_FINE_TUNING.items() if flat.get(name) not in (None, flat.get(own))]
     flat |= {_OF_FINE_TUNING[name]: flat[name] for name in differing}
     sizes = {
@@ -153,33 +162,27 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         for name in ("trainer.num_nodes", "trainer.devices")
     }
     nodes, devices_per_node = (size or 1 for size in sizes.values())
-    given = _DEFAULTS | _flags_of(flat, nodes)
+    given = _DEFAULTS | _flags_of(flat, nodes) | adapter_flags(flat)
     world = asked.cluster.devices or nodes * devices_per_node
     settings = Settings(given | {WORLD: world}, overrides=asked.fields)
-    settings.faults += [fault for fault in (program_fault(str(flat.get("name", ""))),) if fault]
+    settings.faults += [fault for fault in (other_training(flat),) if fault]
     if not asked.cluster.devices:
-        settings.faults += [
-            say(
-                "{setting} does not say how many there are; say it with --devices N",
-                setting=f"{name} = {shortened(str(flat[name]), 40)}",
-            )
-            for name, size in sizes.items()
-            if not size
-        ]
-        if flat.get("trainer.num_nodes") is None:
-            settings.note(say("nothing says trainer.num_nodes, so it is Lightning's 1 (--devices N)"))
+        _ask_for_devices(flat, [name for name, size in sizes.items() if not size], settings)
     if flat.get("trainer.precision") is None:
         settings.note(
             say("nothing says trainer.precision, so it is Lightning's 32-true (--set precision.compute=bf16)")
         )
     _refuse_unknown_words(flat, settings)
     _tell_nearest(flat, settings)
-    fields = megatron.fields_of(settings, asked)
+    shape = restored_shape(flat, settings, asked)
+    fields = {} if shape == {} else megatron.fields_of(settings, asked, shape)
+    if not settings.faults:
+        read_adapter(settings, fields, lambda name: name.replace("_", "-"))
     nemo_settings = Settings(flat, needed=[_KEYS.get(flag, flag) for flag in settings.needed])
     nemo_settings.notes, nemo_settings.lost, nemo_settings.faults = (
         [_with_keys(line) for line in lines] for lines in (settings.notes, settings.lost, settings.faults)
     )
-    nemo_settings.ignore(*_SAME, *_READ)
+    nemo_settings.ignore(*_SAME, *_READ, *adapter_keys(flat))
     nemo_settings.lost += told_by_names([str(flat.get("exp_manager.name", ""))])
     if not flat.get("model.cpu_offloading"):  # these count beside it alone
         nemo_settings.ignore(*(name for name in flat if name.startswith("model.cpu_offloading_")))
@@ -200,11 +203,17 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     return ReadResult(fields, nemo_settings, "nemo", launched_nodes, devices_per_node, ("nemo",))
 
 
-def _without_unused_adapters(flat: dict[str, Any]) -> dict[str, Any]:
-    """Settings without those of adapters, if the scheme of adapters is said and is none."""
-    if str(flat.get(f"{_PEFT}peft_scheme", "lora")).lower() not in ("none", "null"):
-        return flat
-    return {name: value for name, value in flat.items() if not name.startswith(_PEFT)}
+def _ask_for_devices(flat: dict[str, Any], unknown: list[str], settings: Settings) -> None:
+    """Ask how many devices there are where a key gives no number, and tell that no key of nodes is one node."""
+    settings.faults += [
+        say(
+            "{setting} does not say how many there are; say it with --devices N",
+            setting=f"{name} = {shortened(str(flat[name]), 40)}",
+        )
+        for name in unknown
+    ]
+    if flat.get("trainer.num_nodes") is None:
+        settings.note(say("nothing says trainer.num_nodes, so it is Lightning's 1 (--devices N)"))
 
 
 def _refuse_unknown_words(flat: dict[str, Any], settings: Settings) -> None:
@@ -236,7 +245,7 @@ _UNSUPPORTED = {
     "model.activations_checkpoint_layers_per_pipeline": say("all stages recompute alike here, later ones less there"),
     "model.num_micro_batches_with_partial_activation_checkpoints": say("all microbatches are recomputed alike here"),
 }
-_KEYS = {flag: key for key, flag in _SAME.items()}
+_KEYS = {flag: key for key, flag in _SAME.items()} | KEYS_OF_ADAPTERS
 # Keys without such a flag that are read below.
 _READ = (
     "model.normalization", "model.activation", "model.bias", "model.share_embeddings_and_output_weights", "model.fp8",

@@ -31,7 +31,7 @@ _BASES = ("language_model.yaml", "primus_megatron_model.yaml")  # all arguments 
 _BASES_KEYS = ("extends", "bases", "includes")  # of a file that begins from others; the later two are older names
 _MOST_LEVELS = 8
 _LAYER_IDS = "recompute-layer-ids"
-# What files of Primus say that differs from Megatron-LM's defaults, for experiments that begin from these alone.
+# Settings in files of Primus that differ from Megatron-LM's defaults, for experiments that begin from these alone.
 _BUILT_IN: Mapping[str, Mapping[str, Any]] = {
     "language_model.yaml": {
         "swiglu": True,

@@ -35,7 +35,7 @@ from shardwright.interchange.systems.training_arguments import (
     FileParts,
     model_file,
 )
-from shardwright.interchange.training_programs import told_by_names
+from shardwright.interchange.training_programs import other_loss_fault, told_by_names
 
 _DATA = (".json", ".yaml", ".yml")
 _FILES_NAMED = (
@@ -51,6 +51,7 @@ _OF_PROGRAMS = {"learning_rate", "output_dir", "model_name_or_path", "base_model
 _SYNONYMS = (LENGTHS, MICRO, RECOMPUTES)  # names of one thing, of which a default is for the usual one
 _NO_FILES = ("", "none", "null")
 _OF_ADAPTERS = ("lora_", "loraplus_", "peft_")
+_OF_OTHER_LOSSES = {"diffusion", "grpo", "ebft", "kd"}  # packages of axolotl's plugins
 _MOST_FSDP = 6  # keys of a file of FSDP's options, with remarks
 
 
@@ -262,11 +263,17 @@ def _axolotl(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _axolotl_refusals(data: Mapping[str, Any]) -> list[str]:
-    """A fault if a file says its batch in two ways, at which axolotl stops (its validation, check_gas_bsz)."""
+    """Faults: a batch that is said in two ways, at which axolotl stops (its validation, check_gas_bsz), and plugins
+    that learn no next tokens."""
+    faults: list[str] = []
     both = tuple(name for name in ("gradient_accumulation_steps", "batch_size") if data.get(name))
-    if len(both) < 2:
-        return []
-    return [say("{settings} are both there, and axolotl stops at that; leave one out", settings=both)]
+    if len(both) > 1:
+        faults.append(say("{settings} are both there, and axolotl stops at that; leave one out", settings=both))
+    plugins = data.get("plugins")
+    for plugin in plugins if isinstance(plugins, list) else []:
+        if _OF_OTHER_LOSSES & {*str(plugin).lower().split(".")}:
+            faults.append(other_loss_fault((f"plugins = {shortened(str(plugin), 60)}",)))
+    return faults
 
 
 def _trl(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -353,6 +360,7 @@ AXOLOTL = TrainerFile(
     signs=(
         FileSigns(
             (("base_model", "sequence_len"), ("base_model", "micro_batch_size"), ("base_model", "datasets")),
+            lacks=("num_train_epochs", "path_to_model_config"),  # of people's own programs
             commands=(r"\baxolotl(\.cli\.|\s+)train\b",),
         ),
     ),

@@ -31,7 +31,7 @@ WHOLE = {
     **dict.fromkeys(("experts", "shared_experts", "dense_layers", "zero_stage", "sp", "gated_mlp", "latest"), 0),
     **dict.fromkeys(("layers_run", "rope_dim"), 1),
     **dict.fromkeys(("recompute_layers", "recompute_inferred", "compiled", "window", "window_every"), 0),
-    **dict.fromkeys(("bias", "limited", "grouped", "dropout", "fused_loss", "split_inputs"), 0),
+    **dict.fromkeys(("bias", "limited", "grouped", "dropout", "fused_loss", "split_inputs", "no_sync"), 0),
 }
 _MOST = {
     **dict.fromkeys(
@@ -47,6 +47,7 @@ _MOST = {
             "dropout",
             "fused_loss",
             "split_inputs",
+            "no_sync",
         ),
         1,
     ),
@@ -75,7 +76,7 @@ GRAPHS = ("none", "parts", "step")
 SOFTWARE_COLUMNS = (
     *("software", "date", "compiled", "attention", "overlap"),
     *("dispatcher", "grouped", "graphs", "grads", "moments", "host"),
-    *("dropout", "fused_loss", "split_inputs"),
+    *("dropout", "fused_loss", "split_inputs", "no_sync"),
 )
 
 # Tables' names of a schedule, if they differ from plan.schedule's.

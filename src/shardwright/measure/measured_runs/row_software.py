@@ -3,8 +3,8 @@ dispatcher of tokens, experts computed in turn, CUDA graphs, work on the host.
 
 A row whose columns name no software that the catalog describes is taken to have run what was usual (`usual` of a
 description): of what had begun by its month and could run its plan, what is meant for its device or number type, else
-the newest; where nothing could, the next that did. What software can run, its description says; what a row says of its
-plan rules software out and never chooses it. A month that the row lacks is the usual one of its device, or before its
+the newest; where nothing could, the next that did. The description of software says which plans it can run; the plan of
+a row rules software out and never chooses it. A month that the row lacks is the usual one of its device, or before its
 number type went out of use. No rule looks at a run's measurements, and the range of such a prediction is wider.
 """
 
@@ -87,6 +87,7 @@ FLAG_CHANGES = {
     "dropout": ("1", "dropout"),
     "fused_loss": ("0", "plain-loss"),
     "split_inputs": ("1", "split-inputs"),
+    "no_sync": ("1", "whole-gradients"),
 }
 _SOON = 12  # months in which software may have been in use before its description says so
 

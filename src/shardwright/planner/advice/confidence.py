@@ -1,6 +1,6 @@
 """The confidence that one plan is faster than another, from the errors of predicted ratios of steps.
 
-Errors that two plans share cancel in the ratio of their steps. What is left of the logarithm follows Student's t
+Errors that two plans share cancel in the ratio of their steps. The rest of the logarithm follows Student's t
 distribution, whose tails are heavy, and its spread grows with what differs between the plans: each kind of difference
 adds the square of its own spread. Spreads are fitted to published sweeps, several plans of one model on one cluster
 (benchmarks/fit_confidence.py); plans that were chosen because they looked best are off by more.

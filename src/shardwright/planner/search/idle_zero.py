@@ -1,7 +1,7 @@
 """The ZeRO stage of a plan is named only where it does something.
 
-With one replica nothing is shared, and the stages are one plan under several names. What shares state is asked of the
-prices: of two plans that are equal in all bytes and seconds, the lower stage is the name of both.
+With one replica nothing is shared, and the stages are one plan under several names. The prices
+tell whether state is shared: of two plans that are equal in all bytes and seconds, the lower stage is the name of both.
 """
 
 from dataclasses import replace

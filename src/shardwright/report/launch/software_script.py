@@ -89,6 +89,6 @@ def software_notes(launch: Launch, system: System) -> list[str]:
 
 
 def _written(name: str, text: str) -> list[str]:
-    """The lines that write a file. What looks like a variable in it stays as it is."""
+    """The lines that write a file. Words that look like variables stay as they are."""
     assert _END not in text
     return [f"cat > \"$FILES/{name}\" <<'{_END}' || exit 2", text.rstrip("\n"), _END]

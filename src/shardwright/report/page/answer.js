@@ -51,7 +51,7 @@ function showFigures() {
 }
 
 function verdictOf(fits) {
-  return fits === null ? say("Whether it fits is not said: cluster.device is unknown.") : fits ? say("Every rank fits its device.") : say("It does not fit.");
+  return fits === null ? say("Nothing says if it fits: cluster.device is unknown.") : fits ? say("Every rank fits its device.") : say("It does not fit.");
 }
 
 function isObject(value) {

@@ -14,6 +14,11 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
+// Gives an element a text. One that it has already stays, for a new one would be laid out anew.
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
 // A table from rows of cells, the first of which is its header. A cell is a text or an element.
 export function table(rows, properties = {}) {
   const [header, ...body] = rows;
@@ -28,6 +33,6 @@ export function table(rows, properties = {}) {
 export function fill(id, small, ...children) {
   const section = byId(id);
   const note = section.querySelector("h2 small");
-  if (note) note.textContent = small;
+  if (note) setText(note, small);
   section.querySelector(".body").replaceChildren(...children.flat().filter(Boolean));
 }

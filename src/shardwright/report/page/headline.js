@@ -23,7 +23,7 @@ export function showHeadline(list, answer, beside) {
     }
     if (other !== undefined) {
       const change = value === undefined ? "" : changeText(value, other);
-      shown.push(element("dd", { class: "beside" }, element("span", {}, TEXTS.headline.beside(text(other))), change || TEXTS.headline.same));
+      shown.push(element("dd", { class: "beside" }, element("span", {}, TEXTS.headline.beside(text === secondsText && value ? secondsText(other, value) : text(other))), change || TEXTS.headline.same));
     }
     return element("div", { class: name === "memory" ? fitClass(answer) : "" }, element("dt", {}, TEXTS.headline[name]), shown);
   }));

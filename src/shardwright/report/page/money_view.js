@@ -6,7 +6,7 @@ import { countText, dollarsText, rounded, secondsText, shareText } from "./units
 
 export function showMoney(step, job) {
   if (!step?.money) {
-    fill("money", "", element("p", { class: "quiet" }, step?.untimed || ""));
+    fill("money", "", element("p", { class: "quiet" }, step?.untimed ? sentence(step.untimed) : ""));
     return;
   }
   const { money, goodput } = step, texts = TEXTS.money;

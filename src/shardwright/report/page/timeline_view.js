@@ -1,7 +1,7 @@
 // The timeline of a step, drawn by painter.js and page.js; beside it, on the same scale, that of the plan that is kept
 // beside, or another one with a `caption`. A lane is a pipeline rank, or each of its tensor ranks, or each replica of it.
 import { byId, element, fill } from "./dom.js";
-import { SEMICOLON } from "./say.js";
+import { SEMICOLON, sentence } from "./say.js";
 import { TEXTS } from "./texts.js";
 import { shareText } from "./units.js";
 
@@ -10,13 +10,15 @@ let listening = new AbortController();  // listeners of the timeline that is sho
 let legend = "";
 let lanes = "";  // the axis of which each rank has a lane of its own, kept from one plan to the next
 let isAside = false;  // two timelines are side by side
+let shown = null;  // the timelines on the page, by what draws them
 
 export function showTimeline(timeline, beside) {
+  const isSeen = shown?.isSeen();
   listening.abort();
   listening = new AbortController();
   byId("tip").hidden = true;
   if (!timeline || timeline.undrawn) {
-    fill("timeline", "", element("p", { class: "quiet" }, timeline?.undrawn || ""));
+    fill("timeline", "", element("p", { class: "quiet" }, timeline?.undrawn ? sentence(timeline.undrawn) : ""));
     return;
   }
   const isPair = beside && !beside.undrawn && beside.unit === timeline.unit;
@@ -35,11 +37,11 @@ export function showTimeline(timeline, beside) {
   const bubble = timeline.bubble_share === null ? "" : TEXTS.timeline.bubble(shareText(timeline.bubble_share));
   const unit = timeline.unit === "s" ? TEXTS.timeline.seconds : TEXTS.timeline.forwards;
   const pair = element("div", { class: isAside ? "pair aside" : "pair" }, figures);
-  const choices = element("p", { class: "choices" }, lanesChoice(timeline, beside, axis), isPair ? asideChoice(pair, () => redraw()) : null);
+  const choices = element("p", { class: "choices" }, lanesChoice(timeline, beside, axis), isPair ? asideChoice(pair) : null);
   const few = axis && numShown(timeline, axis) < timeline.axes[axis]
     ? TEXTS.timeline.fewLanes({ shown: numShown(timeline, axis), size: timeline.axes[axis], axis: TEXTS.timeline.perAxis[axis] }) : "";
   fill("timeline", `${timeline.shape}${bubble}${SEMICOLON}${unit}`, choices, pair, element("p", { class: "quiet" }, `${few} ${timeline.note}`));
-  const redraw = showTimelines(data, byId("timeline"), listening.signal);
+  shown = showTimelines(data, byId("timeline"), listening.signal, isSeen);
 }
 
 // The choice of what a lane is, if the plan has more ranks than those of a pipeline.
@@ -53,19 +55,19 @@ function lanesChoice(timeline, beside, axis) {
   return element("label", {}, TEXTS.timeline.lanes, select);
 }
 
-function asideChoice(pair, redraw) {
+function asideChoice(pair) {
   const input = element("input", { type: "checkbox", checked: isAside });
   input.addEventListener("change", () => {
     isAside = input.checked;
     pair.classList.toggle("aside", isAside);
-    redraw();
+    shown.redrawAll();
   });
   return element("label", {}, input, TEXTS.timeline.aside);
 }
 
 // The number of ranks on an axis that have lanes: all, or as many as can be seen.
 const numShown = ({ axes, data }, axis) =>
-  Math.min(axes[axis] || 1, Math.max(2, Math.floor(MOST_LANES / data.sections[0].ranks.length)));
+  Math.min(axes[axis] || 1, Math.max(2, Math.floor(MOST_LANES / data.sections[0].num_ranks)));
 
 // The drawing with a lane for each rank on an axis. They do the same at the same time; each sends to its own neighbours.
 function withLanes(data, plans, axis) {

@@ -2,11 +2,14 @@
 import { TEXTS } from "./texts.js";
 
 const GIB = 2 ** 30;
+const WHOLE = new Intl.NumberFormat("en");  // one for all: to make one takes longer than to write many numbers
+
+export const wholeText = (value) => WHOLE.format(value);
 
 export function rounded(value, digits = 3) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 10 ** (digits - 1)) return Math.round(value).toLocaleString("en");
+  if (size >= 10 ** (digits - 1)) return wholeText(Math.round(value));
   return size >= 1000 ? value.toLocaleString("en", { maximumSignificantDigits: digits }) : String(+value.toPrecision(digits));
 }
 
@@ -23,12 +26,14 @@ export function bytesText(bytes) {
   return `${rounded(bytes)} ${units[power]}`;
 }
 
-export function secondsText(seconds) {
-  if (seconds >= 2 * 86400) return TEXTS.units.days(rounded(seconds / 86400));
-  if (seconds >= 2 * 3600) return TEXTS.units.hours(rounded(seconds / 3600));
-  if (seconds >= 120) return TEXTS.units.minutes(rounded(seconds / 60));
-  if (seconds >= 1) return `${rounded(seconds, 4)} s`;
-  if (seconds >= 1e-3) return `${rounded(seconds * 1e3)} ms`;
+// A time that stands beside another one has its unit.
+export function secondsText(seconds, beside = seconds) {
+  if (seconds === 0) return "0 s";
+  if (beside >= 2 * 86400) return TEXTS.units.days(rounded(seconds / 86400));
+  if (beside >= 2 * 3600) return TEXTS.units.hours(rounded(seconds / 3600));
+  if (beside >= 120) return TEXTS.units.minutes(rounded(seconds / 60));
+  if (beside >= 1) return `${rounded(seconds, 4)} s`;
+  if (beside >= 1e-3) return `${rounded(seconds * 1e3)} ms`;
   return `${rounded(seconds * 1e6)} µs`;
 }
 

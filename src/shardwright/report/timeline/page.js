@@ -1,7 +1,8 @@
 "use strict";
 // Zoom, pan, point and play. All canvases in `place` show the same stretch of time, [view.from, view.to]. Listeners
-// outside of the canvases end with `signal`. Returns a function that draws all again.
-function showTimelines(data, place, signal) {
+// outside of the canvases end with `signal`. With `isSeen` they are drawn in the next frame, else when they are seen.
+// Returns functions: one draws all again, one says if some canvas is in sight.
+function showTimelines(data, place, signal, isSeen = false) {
   const longest = Math.max(...data.sections.map(endOf)) || 1;
   const canvases = [...place.querySelectorAll("canvas")];
   const arrows = document.getElementById("arrows");
@@ -11,7 +12,7 @@ function showTimelines(data, place, signal) {
   const home = Math.max(...spans.filter((span) => span <= 1.7 * spans[spans.length >> 1])) || longest;
   const view = { from: 0, to: home, memory: memory.checked, arrows: arrows.checked, hover: null, now: null };
   const painter = makePainter(data, view);
-  const visible = new Set();
+  const visible = new Set(isSeen ? canvases : []), inSight = new Set();  // the first are also a little out of sight
   let scheduled = false;
 
   function redraw() {
@@ -48,13 +49,18 @@ function showTimelines(data, place, signal) {
     if (event.target === document.body && visible.size) playByKey(event, player);
   }, { signal });
   signal?.addEventListener("abort", player.pause);
-  const seen = new IntersectionObserver((entries) => {
-    entries.forEach((entry) => entry.isIntersecting ? visible.add(entry.target) : visible.delete(entry.target));
-    redraw();
-  }, { rootMargin: "300px" });
-  canvases.forEach((canvas) => seen.observe(canvas));
+  const observe = (seen, rootMargin, tell) => {
+    const observer = new IntersectionObserver((entries) => {
+      const isNew = entries.some(({ target, isIntersecting }) => isIntersecting && !seen.has(target));
+      entries.forEach(({ target, isIntersecting }) => isIntersecting ? seen.add(target) : seen.delete(target));
+      if (isNew) tell();
+    }, { rootMargin });
+    canvases.forEach((canvas) => observer.observe(canvas));
+  };
+  observe(visible, "300px", redraw);
+  observe(inSight, "0px", () => {});
   redrawAll();
-  return redrawAll;
+  return { redrawAll, isSeen: () => inSight.size > 0 };
 }
 
 // Space plays and pauses, arrows step. True if the key was one of them.

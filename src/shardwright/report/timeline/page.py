@@ -17,7 +17,8 @@ from shardwright.report.timeline.colours import NAMES, SHADES, letters_of, shade
 from shardwright.report.timeline.packed_timeline import Colours, packed_timeline
 from shardwright.report.timeline.schedule_figures import comparison, figures, idle_table, memory_table
 from shardwright.report.timeline.study import Study
-from shardwright.simulate.timeline import Cause, Timeline
+from shardwright.simulate.timeline import Timeline
+from shardwright.simulate.waits import Cause
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Section:
     exposed: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
-# What the scripts write on a timeline; fields are in braces.
+# Texts that the scripts write on a timeline; fields are in braces.
 WORDS = {
     "rank": "rank",
     "keeps": "keeps",

@@ -9,7 +9,8 @@ from shardwright.report.svg import FONT, document, nice_step, px, text
 from shardwright.report.timeline.colours import NAMES, colour_of, ink_on, letters_of, shade
 from shardwright.schedule.action import Kind
 from shardwright.schedule.schedule import Program
-from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Span, Timeline
+from shardwright.simulate.timeline import RankTimeline, Resource, Span, Timeline
+from shardwright.simulate.waits import Cause
 
 _LEFT, _RIGHT, _TOP, _LANE, _GAP, _BOTTOM = 70, 16, 34, 28, 8, 40
 _STRIP = 10  # under a lane, for gathers, reductions and releases, if parameters are sharded

@@ -141,7 +141,11 @@ class Request:
         (rank, times), faults = self.slow, list[str]()
         if not 0 <= rank < self.num_ranks:
             faults.append(
-                say("--slow names rank {rank}, and the ranks are 0 to {last}", rank=rank, last=self.num_ranks - 1)
+                say(
+                    "--slow names rank {rank}, and the ranks are 0 to {last}; name one of these",
+                    rank=rank,
+                    last=self.num_ranks - 1,
+                )
             )
         if not 1 <= times <= largest.SLOWER:
             faults.append(

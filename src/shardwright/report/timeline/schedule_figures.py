@@ -8,7 +8,7 @@ from shardwright.config.phrase import say
 from shardwright.config.units import bytes_text, seconds_text
 from shardwright.report.timeline.study import Study, number
 from shardwright.schedule.buffer_lifetimes import Buffer
-from shardwright.simulate.timeline import Cause
+from shardwright.simulate.waits import Cause
 
 CAUSES = {
     Cause.WARM_UP: say("warm-up"),

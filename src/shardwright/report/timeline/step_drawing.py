@@ -45,8 +45,8 @@ class StepDrawing:
 
     @property
     def bubble_share(self) -> float:
-        """The predicted bubble as a share of the step."""
-        length = self.drawn.step_s if self.drawn.is_seconds else self.times.makespan
+        """The predicted bubble as a share of the step, or of its actions where only their times are known."""
+        length = (self.drawn.is_seconds and self.drawn.step_s) or self.times.makespan
         return self.drawn.bubble / length if length else 0.0
 
     @property
@@ -58,7 +58,7 @@ class StepDrawing:
     def section(self) -> Section:
         """The timeline with what follows it, as a page draws it."""
         drawn, timeline = self.drawn, make_timeline(self.program, self.times)
-        tail = _tail(drawn.step, drawn.actions, self.times.makespan) if drawn.step and drawn.actions else {}
+        tail = _tail(drawn.step, drawn.actions, timeline.makespan) if drawn.step and drawn.actions else {}
         exposed = _exposed_shares(drawn.actions) if drawn.actions else {}
         unit = "s" if drawn.is_seconds else ""
         return Section(self.job.name, self.shape, timeline, unit=unit, tail=list(tail.items()), exposed=exposed)

@@ -18,7 +18,8 @@ from shardwright.report.svg import nice_step
 from shardwright.report.timeline.colours import NAMES, PAIR, chunk_of, colour_of, ink_on, letters_of, rgb, shade
 from shardwright.schedule.action import Action
 from shardwright.schedule.schedule import Program
-from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Timeline
+from shardwright.simulate.timeline import RankTimeline, Resource, Timeline
+from shardwright.simulate.waits import Cause
 
 Palette = Literal["none", "256", "truecolor"]
 

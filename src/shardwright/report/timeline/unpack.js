@@ -8,30 +8,25 @@ function unpackedTimelines(data) {
 }
 
 function unpackedSection(section) {
-  const { tick, kinds, routes } = section;
-  const blocks = (packed) => {
-    const { from, to, kind, microbatch, second, step } = unpackedColumns(packed);
-    return Array.from(from, (start, n) => {
-      const parts = kinds[kind[n]].map(([colour, letter, stage], part) =>
-        [colour, letter, stage, part ? second[n] : microbatch[n]]);
-      return [start * tick, to[n] * tick, parts, step ? step[n] : 0];
+  const { tick, kinds, routes, lists, num_ranks: numRanks, messages, ...others } = section;
+  const block = ({ from, to, kind, microbatch, second, step }) => (n) => {
+    const parts = kinds[kind[n]].map(([colour, letter, stage], part) =>
+      [colour, letter, stage, part ? second[n] : microbatch[n]]);
+    return [from[n] * tick, to[n] * tick, parts, step ? step[n] : 0];
+  };
+  const wait = ({ from, to, cause }) => (n) => [from[n] * tick, to[n] * tick, cause[n]];
+  const point = ({ at, count }) => (n) => [at[n] * tick, count[n]];
+  const entryOf = { busy: block, idle: wait, moves: block, alive: point, buffered: point, inputs: point, gathered: point };
+  const ranks = Array.from({ length: numRanks }, () => ({}));
+  for (const [name, { lengths, ...packed }] of Object.entries(lists)) {
+    const columns = makeWhenRead({}, "entry", () => entryOf[name](unpackedColumns(packed)));
+    let first = 0;
+    lengths.forEach((length, rank) => {
+      const begin = first;
+      makeWhenRead(ranks[rank], name, () => Array.from({ length }, (_, n) => columns.entry(begin + n)));
+      first += length;
     });
-  };
-  const waits = (packed) => {
-    const { from, to, cause } = unpackedColumns(packed);
-    return Array.from(from, (start, n) => [start * tick, to[n] * tick, cause[n]]);
-  };
-  const curve = (packed) => {
-    const { at, count } = unpackedColumns(packed);
-    return Array.from(at, (time, n) => [time * tick, count[n]]);
-  };
-  const listsOf = { busy: blocks, idle: waits, moves: blocks, alive: curve, buffered: curve, inputs: curve, gathered: curve };
-  const ranks = section.ranks.map((rank) => {
-    const lists = {};
-    for (const [name, listOf] of Object.entries(listsOf)) makeWhenRead(lists, name, () => listOf(rank[name]));
-    return lists;
-  });
-  const { messages, ...others } = section;
+  }
   return makeWhenRead({ ...others, ranks }, "messages", () => unpackedMessages(messages, routes, tick));
 }
 
@@ -53,11 +48,12 @@ function unpackedMessages(packed, routes, tick) {
   });
 }
 
-// Columns of 32-bit numbers, of which each is in base64, by name.
+// Columns of numbers, by name, each of which is the bytes of a number and the base64 of all.
 function unpackedColumns(packed) {
+  const kinds = { 1: Int8Array, 2: Int16Array, 4: Int32Array };
   return Object.fromEntries(Object.entries(packed).map(([name, text]) => {
-    const bytes = atob(text), column = new Uint8Array(bytes.length);
+    const bytes = atob(text.slice(1)), column = new Uint8Array(bytes.length);
     for (let n = 0; n < bytes.length; n++) column[n] = bytes.charCodeAt(n);
-    return [name, new Int32Array(column.buffer)];
+    return [name, new kinds[text[0]](column.buffer)];
   }));
 }

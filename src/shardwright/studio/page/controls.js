@@ -1,6 +1,6 @@
 // The controls: one for each field that the server describes, in groups. A control that the page has set, and that is
 // not as in the job any more, is marked and has a button that takes it back.
-import { element } from "./dom.js";
+import { element, setText } from "./dom.js";
 import { TEXTS } from "./texts.js";
 import { rounded } from "./units.js";
 
@@ -59,9 +59,10 @@ function choiceInput(control, id, set) {
   select.addEventListener("change", () => set(select.value));
   const show = (value) => {
     const text = String(value);
-    if (![...select.options].some((option) => option.value === text)) {
-      select.append(element("option", { value: text }, text));
-    }
+    if (select.value === text) return;
+    select.value = text;
+    if (select.value === text) return;
+    select.append(element("option", { value: text }, text));  // there was none
     select.value = text;
   };
   return { nodes: [select], show };
@@ -84,7 +85,7 @@ function numberInput(control, id, set) {
     const next = event.key === "ArrowUp" ? 2 * input.value : Math.max(control.least, Math.floor(input.value / 2));
     if (next !== Number(input.value)) set(input.value = String(next));
   });
-  return { nodes: [input], show: (value) => { if (value !== undefined) input.value = value; } };
+  return { nodes: [input], show: (value) => { if (value !== undefined && input.value !== String(value)) input.value = value; } };
 }
 
 // A slider over powers, and the number itself beside it.
@@ -127,9 +128,12 @@ function snapped(value, isWhole) {
 
 // Any other field of the job by its name, and those that are set.
 function otherFields(described, change) {
-  const names = element("datalist", { id: "fields" }, Object.keys(described.fields).map((key) => element("option", { value: key })));
+  const names = element("datalist", { id: "fields" });
   const name = element("input", { id: "field", type: "text", placeholder: "plan.bucket_mib", spellcheck: false });
   name.setAttribute("list", "fields");
+  // Its hundreds of names are made when it is used: a browser looks through all of a form after each change of a control.
+  name.addEventListener("focus", () => names.append(...Object.keys(described.fields).map((key) => element("option", { value: key }))),
+    { once: true });
   const value = element("input", { type: "text", "aria-label": TEXTS.controls.valueOf, placeholder: TEXTS.controls.value, spellcheck: false });
   const meaning = element("p", { class: "quiet" });
   const add = element("button", { type: "button" }, TEXTS.controls.set);
@@ -150,7 +154,7 @@ function otherFields(described, change) {
   const show = (shown, state, known) => {
     values = shown;
     const set = Object.entries(state).filter(([key]) => key.includes(".") && !known.includes(key));
-    summary.textContent = set.length ? TEXTS.controls.othersSet(rounded(set.length)) : TEXTS.controls.others;
+    setText(summary, set.length ? TEXTS.controls.othersSet(rounded(set.length)) : TEXTS.controls.others);
     list.replaceChildren(...set.map(([key, text]) => {
       const back = element("button", { type: "button", class: "back", "aria-label": TEXTS.controls.backOf(key) }, "↺");
       back.addEventListener("click", () => change(key, "", true));

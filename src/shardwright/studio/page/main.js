@@ -1,6 +1,6 @@
 // The page: its state, what a change of it asks of the server, and where the answers go.
 import { buildControls } from "./controls.js";
-import { byId } from "./dom.js";
+import { byId, setText } from "./dom.js";
 import { fillExports, saveExport, stateOf, takeFiles, textsOf } from "./files.js";
 import { showHeadline } from "./headline.js";
 import { showMemory } from "./memory_view.js";
@@ -13,11 +13,12 @@ import { ofModel, readAddress, withField, withPlan, writeAddress } from "./state
 import { showStep } from "./step_view.js";
 import { fillTexts, TEXTS } from "./texts.js";
 import { showTimeline } from "./timeline_view.js";
+import { wholeText } from "./units.js";
 
 const QUICK = ["values", "job", "step", "memory"];
 const SLOW = ["links", "timeline"];  // while a slider moves they are asked when it has rested for a moment
 const QUIET_MS = 80;
-const TOGETHER_MS = 8;  // parts that come within this time are shown at once: each time takes the browser a frame
+const TOGETHER_MS = 40;  // parts that come within this time are shown at once: a frame takes a browser as long as a part
 const BUSY_MS = 300;  // an answer that takes longer dims the figures before it
 
 fillTexts(document);
@@ -150,8 +151,8 @@ function showPart(part, parts, notes) {
     showFaults(parts.faults, parts.way_out);
   }
   if (part === "job") {
-    byId("words").textContent = TEXTS.plan({ ...parts.job, ranks: parts.job.ranks.toLocaleString("en") });
-    document.title = TEXTS.pageTitle(parts.job);
+    setText(byId("words"), TEXTS.plan({ ...parts.job, ranks: wholeText(parts.job.ranks) }));
+    if (document.title !== TEXTS.pageTitle(parts.job)) document.title = TEXTS.pageTitle(parts.job);
     showNotes([...notes, ...parts.job.notes.filter((note) => !notes.includes(note))]);
   }
   if (part === "step") {

@@ -49,7 +49,7 @@ function showPlans(body, plans, take) {
     const use = element("button", { type: "button" }, TEXTS.search.use);
     use.addEventListener("click", () => take(plan.state));
     return [element("span", {}, use, " ", plan.words, plan.recommended ? element("em", {}, TEXTS.search.recommended) : ""),
-      secondsText(plan.step_s), shareText(plan.mfu), memoryText(plan.process_bytes)];
+      secondsText(plan.step_s, plans[0].step_s), shareText(plan.mfu), memoryText(plan.process_bytes)];
   });
   body.append(table([TEXTS.search.columns, ...rows], { class: "plans", "aria-label": TEXTS.search.title.trim() }));
   take(plans[0].state);
@@ -71,7 +71,7 @@ export async function searchFitting(state, place, take, signal) {
       if (!part.nearest?.length) { line.textContent = TEXTS.search.noneNear; continue; }
       line.replaceChildren(TEXTS.search.near, ...part.nearest.map((near) => {
         const text = `${Object.entries(near.state).map(([key, value]) => `${key.split(".").at(-1)} ${value}`).join(", ")} `;
-        const use = element("button", { type: "button" }, `${text}(${memoryText(near.process_bytes)}, ${secondsText(near.step_s)})`);
+        const use = element("button", { type: "button" }, `${text}(${memoryText(near.process_bytes)}, ${secondsText(near.step_s, part.nearest[0].step_s)})`);
         use.addEventListener("click", () => take(near.state));
         return use;
       }));

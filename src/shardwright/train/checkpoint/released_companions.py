@@ -61,7 +61,7 @@ def companions(folder: Path, names: Sequence[str] = COMPANIONS) -> dict[str, byt
 def text_companions(data: DataSpec) -> dict[str, bytes]:
     """The tokenizer and the chat template that a run's data were written with, by the names that programs look for.
 
-    What is no longer there is left out: weights can be used without. Raises PlanError as `companions` does.
+    Files that are no longer there are left out: weights can be used without. Raises PlanError as `companions` does.
     """
     contents: dict[str, bytes] = {}
     tokenizer, template = Path(os.path.expanduser(data.tokenizer)), template_path(data.chat_template)
