@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from contextlib import suppress
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -178,6 +179,26 @@ def test_what_has_no_end_is_one_fault(text: str) -> None:
     with pytest.raises(ShellFault) as caught:
         followed(text)
     assert len(str(caught.value)) < 200
+
+
+GROWING = {
+    "numbers": "for i in {1..140}; do for j in {1..140}; do A=$(seq 2000 | sort -n | tail -1); done; done",
+    "a function within itself": "f() { echo $(f)$(f); }\nrun $(f)",
+    "a function with more and more": "f() { $(f $1$1); f $1; }\nf x",
+    "much text": "A=xxxxxxxx\n" + "A=$A$A\n" * 16 + "f() { for i in {1..200}; do echo $A; done; }\nB=$(f)",
+    "lists in lists": "run " + "{a,b}" * 30,
+    "pipes": "echo x | cat | tr x y | cat\n" * 2000,
+    "pipes in pipes": "{ " * 55 + "echo a | cat; " + "} | cat; " * 55,
+    "outputs in outputs": "run " + "$(echo " * 200 + ")" * 200,
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_what_prints_much_is_followed_in_little_time(name: str) -> None:
+    begin = process_time()
+    with suppress(ShellFault):
+        followed(GROWING[name])
+    assert process_time() - begin < 10
 
 
 @settings(max_examples=150, deadline=None)

@@ -17,6 +17,13 @@ class FollowedText(FollowedBlocks):
 
     def all(self) -> bool | None:
         """Follow all of the text. True if its last command succeeds; None if that is unknown."""
+        outer, self.script.level = self.script.level, self.depth
+        try:
+            return self._all()
+        finally:
+            self.script.level = outer
+
+    def _all(self) -> bool | None:
         succeeds: bool | None = True
         while self.at < len(self.tokens) and not self.ended:
             succeeds = self._until((), active=True)
@@ -121,6 +128,8 @@ class FollowedText(FollowedBlocks):
                 succeeds = self._statement(active, level)
             self.at, self.ended, self.jump, self.script.ended_on = end, False, "", ended_on
             self.is_aborted = False
+            if printed is not None and not is_last:
+                self.script.count_text(printed)
             has_errors = self.tokens[end].operator == "|&" if end < len(self.tokens) else False
             given = Given(None if has_errors or printed is None else printed.text)
         return succeeds

@@ -5,24 +5,23 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 
-from shardwright.config.phrase import say
-from shardwright.interchange.reading.shell_words import ShellFault, Token, WordPiece
+from shardwright.interchange.reading.shell_words import Token, WordPiece
 
-_MOST_WORDS = 2000
+_MOST_WORDS = 500
+_UNKNOWN = WordPiece("command", "a_list_in_braces", False)  # which prints nothing that is known
 _NUMBERS = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?")
 _LETTERS = re.compile(r"([a-zA-Z])\.\.([a-zA-Z])(?:\.\.(-?\d{1,4}))?")
 
 
 def braced(token: Token) -> list[Token]:
-    """The tokens that the lists in braces of a token make; the token itself if it has none. Raises ShellFault."""
+    """The tokens that the lists in braces of a token make; the token itself if it has none, and an unknown one for
+    very many."""
     if not any(piece.kind == "text" and not piece.quoted and "{" in piece.text for piece in token.pieces):
         return [token]
     signs = _signs(token)
     words = _words(signs, _MOST_WORDS)
     if words is None:
-        raise ShellFault(
-            say("line {line}: more than {most:,} words; check the file", line=token.line, most=_MOST_WORDS)
-        )
+        return [replace(token, pieces=(_UNKNOWN,))]
     if words == [signs]:
         return [token]
     before_names = {id(sign) for sign, after in pairwise(signs) if _is_of_name(after)}
@@ -49,7 +48,7 @@ def _pieces(signs: list[WordPiece], before_names: set[int]) -> tuple[WordPiece, 
     for sign in signs:
         last = pieces[-1] if pieces else None
         if last is not None and last.kind == "variable" and _is_of_name(sign) and id(last) not in before_names:
-            pieces[-1] = WordPiece("command", "a_list_in_braces", False)
+            pieces[-1] = _UNKNOWN
         if pieces and _is_plain(sign) and _is_plain(pieces[-1]):
             pieces[-1] = WordPiece("text", pieces[-1].text + sign.text, False)
         else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from shardwright.interchange.reading.shell_filters import filtered
 from shardwright.interchange.reading.shell_outputs import first_output
 
+_MOST_TEXT = 1 << 20
 # Commands that change a text which they read, if they name no file.
 FILTERS = (
     "awk",
@@ -64,6 +65,7 @@ class Printed:
 
     parts: list[str] = field(default_factory=list)
     is_known: bool = True
+    num_chars: int = 0
 
     @property
     def text(self) -> str | None:
@@ -72,7 +74,8 @@ class Printed:
 
     def write(self, text: str | None) -> None:
         """Add what a command prints; None if it is unknown."""
-        if text is None:
+        self.num_chars += len(text or "")
+        if text is None or self.num_chars > _MOST_TEXT:
             self.is_known = False
         else:
             self.parts.append(text)

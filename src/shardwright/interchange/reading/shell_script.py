@@ -26,6 +26,7 @@ _ASSIGNED = re.compile(r"(?<![\w$])([A-Za-z_][A-Za-z0-9_]*)=")  # in an expressi
 _NO_SCRIPTS = (".json", ".yaml", ".yml", ".toml", ".py")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".pbs")
 _MOST_STEPS, _MOST_LEVELS = 20_000, 10
+_CHARS_IN_A_STEP = 512  # characters that are printed in the time of a command
 _COPIED_IN_A_STEP = 32  # variables that are copied in the time of a command
 
 
@@ -91,6 +92,7 @@ class Script:
                 is_known = False
             # A note tells of something taken as most have it, and a started program prints what nobody knows.
             is_known = is_known and (len(self.commands), len(self.notes)) == (num_commands, num_notes)
+        self.count_text(printed)
         self.functions, self.written, self.files, self.batch = state
         del self.commands[num_commands:], self.notes[num_notes:]
         self.ended_on = ended_on
@@ -225,6 +227,10 @@ class Script:
         self.steps += number
         if self.steps > _MOST_STEPS:
             raise ShellFault(say("more than {most:,} commands; check that it is the launch script", most=_MOST_STEPS))
+
+    def count_text(self, printed: Printed) -> None:
+        """Count text that is printed as work. Raises ShellFault above a limit."""
+        self.count_steps(printed.num_chars // _CHARS_IN_A_STEP)
 
     def count_copies(self) -> None:
         """Count a copy of all variables as work. Raises ShellFault above a limit."""
