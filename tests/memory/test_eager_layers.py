@@ -105,4 +105,5 @@ def test_replicas_under_ddp_have_buckets_and_under_fsdp_none() -> None:
         peak_of(MISTRAL, replace(IN_BF16, dp=dp, zero=zero, microbatch=1, global_batch=8))
         for dp, zero in ((1, 0), (2, 0), (2, 3))
     )
-    assert float(ddp.gradients) == 2 * float(alone.gradients) == 4 * float(fsdp.gradients)
+    assert float(ddp.gradients) == 2 * float(alone.gradients)
+    assert float(fsdp.gradients) == float(alone.gradients)  # of four microbatches, added up whole on each rank
