@@ -100,6 +100,17 @@ def shape_fields(fields: Flat, asked: Asked) -> Flat:
     return fields if resolve_names(section) else flat_keys(section["model"], "model.") | fields
 
 
+def length_of_named(fields: Flat, settings: Settings) -> int:
+    """The longest sequence of the model that `fields` or --set names, which a job has where nothing says another; 0 if
+    there is none, or if --set says the length."""
+    name = settings.overrides.get("model.name") or fields.get("model.name")
+    section = {"model": {"name": name}}
+    if not isinstance(name, str) or "model.sequence" in settings.overrides or resolve_names(section):
+        return 0
+    length = section["model"].get("sequence")
+    return length if isinstance(length, int) else 0
+
+
 def _config_fields(keys: dict[str, Any], settings: Settings) -> Flat:
     model_fields, faults = fields_of(keys)
     settings.notes += notes_of(keys)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 
 from shardwright.config.base import shortened
 from shardwright.config.phrase import say
@@ -239,7 +240,8 @@ def other_loss_fault(settings: Sequence[str]) -> str:
 
 
 def read_kind(settings: Settings, _: Flat) -> None:
-    """Refuse stages that train no decoder by next tokens, and options of training by preferences or rewards."""
+    """Refuse stages that train no decoder by next tokens, and options of training by preferences or rewards. Where no
+    option says the kind, the name of the output may."""
     if settings.given.get("--finetuning_type") == "full":
         settings.ignore("--finetuning_type")
     of_stages = tuple(
@@ -262,6 +264,8 @@ def read_kind(settings: Settings, _: Flat) -> None:
     if settings.has("--mlm_probability") and settings.text("--mlm", "true").lower() == "true":
         setting = settings.setting_text("--mlm_probability")  # of masked tokens
         settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
+    if not preferences and not any(settings.has(name) for name in _KINDS):
+        settings.lost += told_by_names([PurePath(str(settings.given.get("--output_dir", ""))).name])
     for name in _KINDS:
         if settings.text(name, "sft") in _OF_TOKENS:
             continue

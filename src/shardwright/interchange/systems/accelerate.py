@@ -186,7 +186,7 @@ def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
 def _read_batch(settings: Settings, fields: Flat) -> None:
     renamed = Settings(_deepspeed_keys(settings.given), overrides=settings.overrides, automatic=settings.automatic)
     read_batch(renamed, fields)
-    for name in ("faults", "notes", "needed"):
+    for name in ("faults", "notes", "needed", "lost"):
         getattr(settings, name).extend(getattr(renamed, name))
     _mark_read(settings, renamed)
     accumulation = "gradient_accumulation_steps"

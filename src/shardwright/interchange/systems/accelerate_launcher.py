@@ -24,6 +24,7 @@ _SECTIONS = {
     "zero_stage": DEEPSPEED + "zero_stage",
 }
 _WORDS_OF_NO = ("distributed_type", "mixed_precision")
+_FILE = "deepspeed_config_file"
 _COUNTS = ("--num_machines", "--num_processes")
 # Sections of DeepSpeed's own configuration, in which its known keys may stand.
 _OF_DEEPSPEED = ("", "zero_optimization.")
@@ -40,6 +41,10 @@ def put_options_of_launcher(settings: Settings, command: Launched | None, device
     whole = {name: FSDP + name.removeprefix(section) for name in settings.given if _lacks_prefix(name, section)}
     settings.given = {whole.get(name, name): value for name, value in settings.given.items()}
     settings.spelled = dict(settings.spelled) | {key: name for name, key in whole.items()}
+    if settings.has(_FILE) and not settings.has(DEEPSPEED + _FILE):  # at the top of the file, where people write it
+        settings.given[DEEPSPEED + _FILE] = settings.given.pop(_FILE)
+    if settings.flag("use_cpu"):
+        settings.lose("use_cpu", say("it computes on processors there, and on the devices of the job here"))
     for name in _COUNTS if devices else ():
         if unknown_names(plain_text(settings.given.get(name, ""))):
             del settings.given[name]

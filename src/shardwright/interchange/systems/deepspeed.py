@@ -78,6 +78,8 @@ def read_zero(settings: Settings, fields: Flat) -> None:
     )
     if (are_parameters_offloaded or settings.text(_ZERO + "offload_param.device", "none") != "none") and stage == 3:
         fields["plan.offload_parameters"] = True
+    elif stage < 3 and settings.text(_ZERO + "offload_param.device", "none") != "none":
+        settings.lose(_ZERO + "offload_param.device", say("parameters are offloaded by stage 3 alone"))
     devices = [settings.text(_ZERO + name, "none") for name in ("offload_optimizer.device", "offload_param.device")]
     for name, device in zip(("offload_optimizer", "offload_param"), devices, strict=True):
         if device not in _OFFLOADED:

@@ -41,6 +41,7 @@ def read_batch(settings: Settings, fields: Flat) -> None:
     if not microbatch_size and batch_size and dp:
         microbatch_size = batch_size // (max(1, accumulation_steps) * dp)
     microbatch_size = microbatch_size or _assumed_microbatch(settings)
+    _tell_others(settings, MICRO, microbatch_size, "plan.microbatch_size")
     are_replicas_known = dp > 0
     dp = dp or _replicas(settings, ranks_per_replica, batch_size, (microbatch_size, accumulation_steps))
     samples = microbatch_size * accumulation_steps
@@ -49,6 +50,22 @@ def read_batch(settings: Settings, fields: Flat) -> None:
         settings.faults.append(_contradiction(settings, batch_size, samples, dp, ranks_per_replica))
     fields |= {"plan.dp": dp, "plan.microbatch_size": microbatch_size}
     fields["batch.global_batch_size"] = batch_size or microbatch_size * max(1, accumulation_steps) * dp
+
+
+def _tell_others(settings: Settings, names: tuple[str, ...], count: int, job_field: str) -> None:
+    """Tell which of some names of one count say another than the one that is taken, since a file of DeepSpeed's and a
+    command may say it both."""
+    present = [name for name in names if settings.has(name)]
+    others = [name for name in present if str(settings.given[name]) != str(count)]
+    if others and others != present and job_field not in settings.overrides:
+        settings.lost.append(
+            say(
+                "{settings}: {taken} is taken (--set {field}=N)",
+                settings=tuple(map(settings.setting_text, others)),
+                taken=settings.setting_text(next(name for name in present if name not in others)),
+                field=job_field,
+            )
+        )
 
 
 def _assumed_microbatch(settings: Settings) -> int:

@@ -18,6 +18,7 @@ _RENAMED = {
     "intermediate-size": "ffn-hidden-size",
     "moe-topk": "moe-router-topk",
     "rope-theta": "rotary-base",
+    "pipe-parallel-size": "pipeline-model-parallel-size",
 }
 _HEADS = ("num-attention-heads-kv", "n-head-kv")
 _RMS_NORM = ("use-rms-norm", "apply-layernorm-rms")

@@ -41,7 +41,9 @@ _OPTIMIZERS_OF_FORKS = {"adafactor": "adafactor", "adamw": "adamw"}
 
 def _read_batch(settings: Settings, fields: Flat) -> None:
     share = fields["plan.dp"] * fields["plan.microbatch_size"]
-    size = settings.count("global-batch-size", share)
+    # How often DeepSpeed's first Megatron accumulates, whose --batch-size is that of a device.
+    accumulated = 1 if settings.has("global-batch-size") else settings.count("gas", 1, least=1)
+    size = settings.count("global-batch-size", share * accumulated)
     ramp = settings.words("rampup-batch-size")
     schedule = " ".join(settings.words("step-batch-size-schedule"))
     if schedule:

@@ -4,6 +4,7 @@ from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
+from shardwright.interchange.named_model import length_of_named
 from shardwright.interchange.reading.setting_notes import taken_length
 from shardwright.interchange.reading.settings import Flat, Settings
 
@@ -32,8 +33,8 @@ def read_length(settings: Settings, fields: Flat) -> None:
         )
     if tokens:
         fields["model.sequence"] = tokens
-    elif "model.sequence" in fields:
-        settings.note(taken_length(fields["model.sequence"]))
+    elif length := fields.get("model.sequence") or length_of_named(fields, settings):
+        settings.note(taken_length(length))
 
 
 def write_length(job: JobSpec, settings: dict[str, Any]) -> None:

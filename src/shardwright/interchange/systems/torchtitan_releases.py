@@ -91,7 +91,8 @@ def fields_of_flavor(name: str, flavor: str) -> dict[str, Any] | None:
     )
     flavor_fields = FLAVORS.get((name, base_flavor))
     if flavor_fields is None:
-        return None
+        entry = catalog.model_name(flavor) if "/" in flavor else ""  # DeepSeek's experiment has names of the Hub
+        return {"name": entry} if entry in catalog.names("models") else None
     catalog_name, fields = flavor_fields
     return ({"name": catalog_name} if catalog_name else {"name": f"{name}-{base_flavor}".lower()}) | fields
 

@@ -120,8 +120,8 @@ class TrainerFile:
         is_deepspeed = any(deepspeed.is_own(keys) and "distributed_type" not in keys for keys in engine.values())
         result = (deepspeed if is_deepspeed else accelerate).result_of(parts, asked, self.system)
         if self.says_kind_by_names:
-            files = [PurePath(file).stem for file in own]
-            result.settings.lost += told_by_names([*files, PurePath(str(merged.get("output_dir", ""))).name])
+            told = told_by_names([PurePath(file).stem for file in own])
+            result.settings.lost += told if not {*told} & {*result.settings.lost} else []
         return result
 
     def settings_of(self, job: JobSpec) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from shardwright.interchange.systems.checkpointing_options import (
     write_recompute,
 )
 from shardwright.interchange.systems.deepspeed_batch import WORLD
-from shardwright.interchange.systems.llama_factory import own_options
+from shardwright.interchange.systems.llama_factory import length_of_samples, own_options
 from shardwright.interchange.systems.sample_lengths import read_length, write_length
 from shardwright.interchange.systems.switched_off import ignore_switched_off
 from shardwright.interchange.systems.trainer_command import is_training
@@ -133,6 +133,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
             given |= {f"--{name}": value for name, value in own.items()}
         given |= {"--config": command.options_file} if command.options_file else {}
         given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
+        given |= length_of_samples(command.program, given)
         given = with_adapters_by_name(command.program, without_negations(given))
     of_command = dict(given)  # a command line is said over the files that it names
     written = command.written if command else {}
@@ -182,6 +183,7 @@ def _has_options(data: Mapping[str, Any]) -> bool:
 
 _FILES = (
     *("--deepspeed", "--deepspeed_config", "--deepspeed_config_file", "deepspeed_config.deepspeed_config_file"),
+    "deepspeed_config_file",
     *("--ds_config_path", "--config_file", "--config", "--train_config", "--fsdp_config"),
 )
 

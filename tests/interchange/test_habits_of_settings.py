@@ -1,0 +1,84 @@
+"""Habits of settings: said twice, said at another place, said under a name of the first programs, or not said."""
+
+import json
+
+import pytest
+
+from interchange.test_habits_of_files import MEGATRON, OPTIONS, faults, script
+from interchange.test_trainer_commands import MODEL, job_read
+
+DEEPSPEED = "deepspeed --num_gpus 4 mine.py --deepspeed_config ds.json " + OPTIONS
+FSDP = "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\nnum_processes: 4\n"
+ZERO = "distributed_type: DEEPSPEED\nnum_processes: 2\n"
+
+
+def test_a_microbatch_that_a_file_and_a_command_say_otherwise_is_told() -> None:
+    for size, told in ((3, True), (2, False)):
+        config = json.dumps({"train_micro_batch_size_per_gpu": size, "zero_optimization": {"stage": 1}})
+        result = job_read(script(DEEPSPEED, ds_json=config) | MODEL)[1]
+        line = f"--per_device_train_batch_size = 2: train_micro_batch_size_per_gpu = {size} is taken"
+        assert result.job.plan.microbatch_size == size
+        assert any(line in note for note in result.lost) == told
+
+
+def test_the_length_of_a_named_model_is_told_where_it_is_taken() -> None:
+    told = "nothing says how long samples are; 4,096 tokens are taken"
+    texts = {"f.yaml": FSDP}
+    taken = job_read(texts, "model.name=llama2-7b")[1]
+    assert taken.job.model.sequence == 4096 and any(told in note for note in taken.assumed)
+    stated = job_read(texts, "model.name=llama2-7b", "model.sequence=512")[1]
+    assert stated.job.model.sequence == 512 and not any("how long samples" in note for note in stated.assumed)
+    named = OPTIONS.replace("me/mine", "meta-llama/Llama-2-7b-hf")
+    assert any(told in note for note in job_read(script("torchrun --nproc_per_node 2 mine.py " + named))[1].assumed)
+
+
+@pytest.mark.parametrize(
+    ("program", "further", "tokens"),
+    [("train_bash", "", 1024), ("train", "", 2048), ("train", "--cutoff_len 300", 300)],
+)
+def test_commands_of_llama_factory_have_its_length(program: str, further: str, tokens: int) -> None:
+    line = f"torchrun --nproc_per_node 2 src/{program}.py --stage sft --do_train --finetuning_type full --template x "
+    assert job_read(script(line + OPTIONS + further) | MODEL)[1].job.model.sequence == tokens
+
+
+def test_a_file_of_deepspeed_that_stands_at_the_top_of_one_of_accelerate_counts() -> None:
+    texts = {"a.yaml": ZERO + "deepspeed_config_file: /home/me/z3.json\n"} | MODEL
+    assert any("z3.json is a file that is not read" in fault for fault in faults(texts))
+    config = json.dumps({"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1})
+    assert job_read(texts | {"z3.json": config})[1].job.plan.zero == 3
+
+
+def test_processors_and_parameters_of_stage_2_are_told() -> None:
+    section = "deepspeed_config: {zero_stage: 2, offload_param_device: cpu}\n"
+    result = job_read({"a.yaml": f"{ZERO}{section}use_cpu: true\n"} | MODEL)[1]
+    assert result.job.plan.zero == 2 and not result.job.plan.offload_parameters
+    assert any("it computes on processors there" in note for note in result.lost)
+    assert any("parameters are offloaded by stage 3 alone" in note for note in result.lost)
+    third = job_read({"a.yaml": f"{ZERO}{section}use_cpu: false\n".replace("stage: 2", "stage: 3")} | MODEL)[1]
+    assert third.job.plan.offload_parameters and not any("processors" in note for note in third.lost)
+
+
+@pytest.mark.parametrize(
+    "start", ["torchrun --nproc_per_node 2 adapt.py ", "accelerate launch --num_processes 2 a.py "]
+)
+def test_outputs_of_commands_say_that_preferences_are_learned(start: str) -> None:
+    line = f"{start} adapt.py " + OPTIONS.replace("--output_dir x", "--output_dir out/llama-dpo/")
+    told = "llama-dpo trains a model by preferences"
+    assert any(told in note for note in job_read(script(line) | MODEL)[1].lost)
+    stated = job_read(script(f"{line} --stage sft") | MODEL)[1]
+    assert not any(told in note for note in stated.lost)
+
+
+def test_degrees_and_accumulation_of_the_first_deepspeed_are_read() -> None:
+    flags = MEGATRON.replace("--micro-batch-size 2", "--batch-size 2") + "--model-parallel-size 2 "
+    job = job_read(script(flags + "--pipe-parallel-size 2 --gas 8"))[1].job
+    assert (job.plan.tp, job.plan.pp, job.plan.dp, job.batch.global_batch_size) == (2, 2, 2, 32)
+    job = job_read(script(flags + "--pipe-parallel-size 2 --gas 8 --global-batch-size 16"))[1].job
+    assert job.batch.global_batch_size == 16
+
+
+def test_flavors_of_torchtitan_that_are_names_of_the_hub_are_known() -> None:
+    text = '[model]\nname = "deepseek_v2"\nflavor = "deepseek-ai/DeepSeek-V2-Lite"\n[training]\nlocal_batch_size = 2\n'
+    shards = "seq_len = 1024\n[parallelism]\ndata_parallel_shard_degree = 2\n"
+    model = job_read({"a.toml": text + shards})[1].job.model
+    assert model.name == "deepseek-v2-lite" and model.moe.experts == 64
