@@ -6,6 +6,7 @@ import pytest
 
 from interchange.test_habits_of_files import MEGATRON, OPTIONS, faults, script
 from interchange.test_trainer_commands import MODEL, job_read
+from shardwright.config.base import PlanError
 
 DEEPSPEED = "deepspeed --num_gpus 4 mine.py --deepspeed_config ds.json " + OPTIONS
 FSDP = "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\nnum_processes: 4\n"
@@ -82,3 +83,34 @@ def test_flavors_of_torchtitan_that_are_names_of_the_hub_are_known() -> None:
     shards = "seq_len = 1024\n[parallelism]\ndata_parallel_shard_degree = 2\n"
     model = job_read({"a.toml": text + shards})[1].job.model
     assert model.name == "deepseek-v2-lite" and model.moe.experts == 64
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {"a.yaml": "base_model: me/mine\nsequence_len: 64\nmicro_batch_size: 1\ndeepspeed: deepspeed/mine3.json\n"},
+        script(f"torchrun --nproc_per_node 2 mine.py --deepspeed deepspeed/mine3.json {OPTIONS}"),
+        script(f"accelerate launch --config_file ../mine3.json --num_processes 2 mine.py {OPTIONS}"),
+    ],
+)
+def test_a_stage_that_is_said_stands_for_a_file_that_nobody_has(texts: dict[str, str]) -> None:
+    with pytest.raises(PlanError) as caught:
+        job_read(texts | MODEL, devices=2)
+    assert "--set plan.zero=N" in caught.value.faults[0]
+    result = job_read(texts | MODEL, "plan.zero=3", devices=2)[1]
+    assert result.job.plan.zero == 3
+    assert any("mine3.json: it is not read, and what it offloads" in note for note in result.assumed)
+    assert not any("(DDP)" in note for note in result.assumed)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("--model_type qwen2-0_5b-instruct --model_id_or_path /data/mine", "qwen2-0.5b"),
+        ("--model_type qwen-7b-chat", "qwen-7b"),
+        ("--model_type qwen-7b-chat --model_id_or_path qwen/Qwen2-0.5B", "qwen2-0.5b"),
+    ],
+)
+def test_models_that_older_ms_swift_names_by_their_types_are_known(words: str, name: str) -> None:
+    line = f"NPROC_PER_NODE=2 swift sft {words} --sft_type full --batch_size 4 --gradient_accumulation_steps 1 "
+    assert job_read(script(line + "--dataset d --max_length 64"))[1].job.model.name == name

@@ -1,7 +1,7 @@
 """Notes and faults about settings that several systems have. A setting stands in them with its value, as its users
 write it."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from shardwright.config.phrase import either, say
 
@@ -57,9 +57,21 @@ def taken_length(tokens: int) -> str:
     return say("nothing says how long samples are; {tokens:,} tokens are taken (--set model.sequence=N)", tokens=tokens)
 
 
-def unread_file(setting: str) -> str:
-    """The fault of a setting, with its value, whose file decides the plan and is none of the files."""
-    return say("{setting} is a file that is not read, and it says how things are split: name it too", setting=setting)
+def unread_files(settings: Iterable[str], overrides: Container[str]) -> tuple[list[str], list[str]]:
+    """(faults, notes) of settings, with their values, whose files decide the plan and are none of the files: faults,
+    and notes where `overrides`, the fields that --set gives, say the stage of ZeRO."""
+    if "plan.zero" in overrides:
+        why = say("it is not read, and what it offloads is not in the job; name that file too")
+        return [], [say("{subject}: {fault}", subject=setting, fault=why) for setting in settings]
+    faults: list[str] = [
+        say(
+            "{setting} is a file that is not read, and it says how things are split: name it too, or say the stage of "
+            "ZeRO: --set plan.zero=N",
+            setting=setting,
+        )
+        for setting in settings
+    ]
+    return faults, []
 
 
 def falls_as_cosine(setting: str) -> str:

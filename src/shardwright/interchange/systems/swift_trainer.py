@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.config import catalog
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
@@ -51,10 +52,21 @@ def _own_options(data: Mapping[str, Any]) -> dict[str, Any]:
         options |= {"--optim": data["optimizer"], "--optimizer": None}
     if data.get("learning_rate") is None:
         options["--learning_rate"] = _RATES.get(kind, 1e-4)
+    if entry := _model_by_type(data):
+        options |= {"--model_name_or_path": entry, "--model_type": None}
     if not {"bf16", "fp16"} & data.keys():
         options |= {"--bf16": True} if dtype == "bfloat16" else {"--fp16": True} if dtype == "float16" else {}
         options |= {"--bf16": dtype} if unknown_names(dtype) else {}  # which is asked for
     return options
+
+
+def _model_by_type(data: Mapping[str, Any]) -> str:
+    """The catalog's name of the model that model_type names where no path does: in releases before 3 it has the size,
+    with _ for a point, such as qwen2-0_5b-instruct. Empty if it names none."""
+    known = catalog.names("models")
+    paths = [str(data[name]) for name in ("model", "model_id_or_path") if data.get(name) is not None]
+    entry = catalog.model_name(str(data.get("model_type", "")).replace("1half", "1.5").replace("_", "."))
+    return entry if entry in known and not any(catalog.model_name(path) in known for path in paths) else ""
 
 
 def _refusals(data: Mapping[str, Any]) -> list[str]:

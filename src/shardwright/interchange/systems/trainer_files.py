@@ -18,7 +18,7 @@ from shardwright.interchange.launcher import Launched, overwritten_names
 from shardwright.interchange.named_model import is_model
 from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
-from shardwright.interchange.reading.setting_notes import unread_file
+from shardwright.interchange.reading.setting_notes import unread_files
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SourceSystem, System
 from shardwright.interchange.systems import accelerate, deepspeed, llama_factory
@@ -102,7 +102,9 @@ class TrainerFile:
         merged |= _options_of_fsdp_file(merged, data)
         launched = command.nodes * command.devices_per_node if command else 0
         merged |= self.by_ranks(merged, asked.cluster.devices or launched)
-        faults = (*_missing_files(merged, command, [PurePath(name).name for name in data]), *self.refused(merged))
+        missing = _missing_files(merged, command, [PurePath(name).name for name in data])
+        unread, told = unread_files(missing, asked.fields)
+        faults = (*unread, *self.refused(merged))
         faults += (*self.launched(command),) if command and not asked.cluster.devices else ()
         if self.has_megatron and is_megatron(merged):
             return read_options(merged, model, command, asked, faults)
@@ -114,14 +116,14 @@ class TrainerFile:
             model,
             command,
             faults,
-            tuple(self._notes(merged, given, bool(engine))),
+            (*self._notes(merged, given, bool(engine) or bool(told)), *told),
             {self.renamed.get(name, f"--{name}"): name for name in merged},
         )
         is_deepspeed = any(deepspeed.is_own(keys) and "distributed_type" not in keys for keys in engine.values())
         result = (deepspeed if is_deepspeed else accelerate).result_of(parts, asked, self.system)
         if self.says_kind_by_names:
-            told = told_by_names([PurePath(file).stem for file in own])
-            result.settings.lost += told if not {*told} & {*result.settings.lost} else []
+            kinds = told_by_names([PurePath(file).stem for file in own])
+            result.settings.lost += kinds if not {*kinds} & {*result.settings.lost} else []
         return result
 
     def settings_of(self, job: JobSpec) -> dict[str, Any]:
@@ -221,11 +223,11 @@ def _options_of_fsdp_file(merged: Mapping[str, Any], data: Mapping[str, Mapping[
 
 
 def _missing_files(data: Mapping[str, Any], command: Launched | None, names: list[str]) -> list[str]:
-    """A fault for each file that the options or the launcher of a command name and that is not there."""
+    """Each file that the options or the launcher of a command name and that is not there, with its setting."""
     launcher = {key.replace("-", "_"): value for key, value in (command.launcher_settings if command else {}).items()}
     named = {key: value for key in _FILES_NAMED if isinstance(value := data.get(key, launcher.get(key)), str)}
     return [
-        unread_file(f"{key} = {shortened(value)}")
+        f"{key} = {shortened(value)}"
         for key, value in named.items()
         if value.lower() not in _NO_FILES and PurePath(value).name not in names
     ]

@@ -27,7 +27,7 @@ from shardwright.interchange.reading.setting_notes import (
     counted_as_adamw,
     nearest_here,
     taken_rate,
-    unread_file,
+    unread_files,
 )
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import unknown_names
@@ -162,13 +162,14 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
             )
     given |= of_command
     names = {PurePath(name).name for name in (*texts, *written) if name not in of_models}
+    faults, notes = unread_files(_missing_files(given, names, has_own), asked.fields)
     return FileParts(
         {key: value for key, value in given.items() if value != "auto"},
         frozenset(key for key, value in given.items() if value == "auto"),
         model,
         command,
-        tuple(_missing_files(given, names, has_own)),
-        tuple(map(overwritten_note, overwritten)),
+        tuple(faults),
+        (*map(overwritten_note, overwritten), *notes),
     )
 
 
@@ -189,14 +190,14 @@ _FILES = (
 
 
 def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Iterator[str]:
-    """A fault for each configuration that a script or another file names and that is not among the files."""
+    """Each configuration that a script or another file names and that is not among the files."""
     for key in _FILES:
         value = given.get(key)
         if not isinstance(value, str) or value in ("none", "") or value.lstrip().startswith("{"):
             continue
         is_given = PurePath(value).name in names  # the folder may be unknown
         if not is_given and not (has_own and unknown_names(value)):
-            yield unread_file(f"{key} {shortened(value)}")
+            yield f"{key} {shortened(value)}"
 
 
 _MODEL_NAMES = (
