@@ -114,3 +114,27 @@ def test_a_stage_that_is_said_stands_for_a_file_that_nobody_has(texts: dict[str,
 def test_models_that_older_ms_swift_names_by_their_types_are_known(words: str, name: str) -> None:
     line = f"NPROC_PER_NODE=2 swift sft {words} --sft_type full --batch_size 4 --gradient_accumulation_steps 1 "
     assert job_read(script(line + "--dataset d --max_length 64"))[1].job.model.name == name
+
+
+WORLD = ("WORLD=$((ITS_NODES * ITS_GPUS))", "SIZE=$((WORLD * 2))")
+ITS_RANKS = "torchrun --nnodes=$ITS_NODES --nproc_per_node=$ITS_GPUS "
+
+
+def test_a_batch_of_the_number_of_devices_follows_from_devices() -> None:
+    line = MEGATRON.replace("torchrun --nproc_per_node 8 ", ITS_RANKS) + "--global-batch-size $SIZE"
+    (fault,) = faults(script(*WORLD, line))
+    assert "--set ITS_NODES=VALUE --set ITS_GPUS=VALUE, or with --devices N" in fault
+    result = job_read(script(*WORLD, line), devices=16)[1]
+    assert (result.job.plan.dp, result.job.batch.global_batch_size) == (16, 32)
+    assert "ITS_NODES=2, ITS_GPUS=8 by --devices" in result.assumed
+    stated = job_read(script(*WORLD, line), "ITS_NODES=4", "ITS_GPUS=4")[1]
+    assert stated.job.batch.global_batch_size == 32 and not any("by --devices" in note for note in stated.assumed)
+
+
+def test_nodes_that_are_said_stay_beside_devices() -> None:
+    line = MEGATRON.replace("torchrun --nproc_per_node 8 ", ITS_RANKS.replace("$ITS_NODES", "2"))
+    batch = "--global-batch-size $((ITS_GPUS * 4))"
+    assert job_read(script(line + batch), devices=8)[1].job.batch.global_batch_size == 16  # two nodes of 4 are 8
+    with pytest.raises(PlanError) as caught:  # and no two are 9
+        job_read(script(line + batch), devices=9)
+    assert any("--global-batch-size by ITS_GPUS" in fault for fault in caught.value.faults)

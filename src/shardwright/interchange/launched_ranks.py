@@ -12,7 +12,7 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
-from shardwright.interchange.reading.shell_marks import unknown_names
+from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 
 _NODES = ("nnodes", "num-nodes", "num-machines", "nodes")
 _OF_EACH_NODE = ("nproc-per-node", "num-gpus", "num-gpus-per-node")  # one process of the launcher on each node
@@ -100,6 +100,23 @@ def launched_ranks(words: Sequence[str], batch: Mapping[str, str]) -> LaunchedRa
         nodes, per_node = slots
     missing = tuple(name for key in names for name in unknown_names(plain_text(options.get(key, ""))))
     return LaunchedRanks(nodes, per_node, missing, "" if nodes else hosts, notes)
+
+
+def variables_of_ranks(options: Mapping[str, Any], devices: int, devices_per_node: int) -> dict[str, str]:
+    """Values for the unknown variables that are a launcher's nodes and devices of a node, for it to start a number of
+    devices on nodes of `devices_per_node` or of a usual size; empty if there are none, or if it starts others."""
+    named = (_NODES, _OF_EACH_NODE)
+    nodes, of_node = (next((plain_text(options[name]) for name in names if name in options), "") for names in named)
+    per_node = whole(of_node) or devices // (whole(nodes) or devices + 1) or devices_per_node or usual_divisor(devices)
+    if not devices or devices % per_node:
+        return {}
+    values: dict[str, str] = {}
+    for word, count in ((nodes or "1", devices // per_node), (of_node, per_node)):
+        if match := UNKNOWN.fullmatch(word):
+            values[match[1]] = str(count)
+        elif whole(word) != count:
+            return {}
+    return values
 
 
 def _taken_nodes(devices_per_node: int, ranks: int) -> str:

@@ -18,6 +18,7 @@ from shardwright.interchange.launched_ranks import (
     LaunchedRanks,
     launched_ranks,
     launcher_words,
+    variables_of_ranks,
     visible_devices,
 )
 from shardwright.interchange.reading.file_signs import COMMENT, CONFIGURATIONS
@@ -99,7 +100,24 @@ def find_training_command(
                 others=tuple(str(command.line) for command in earlier[:5]),
             )
         )
-    return _with_environment(_of_command(last, script), texts.values())
+    launched = _with_environment(_of_command(last, script), texts.values())
+    sizes = _asked_sizes(launched, asked)
+    if not sizes:
+        return launched
+    taken = say("{settings} by --devices", settings=tuple(f"{name}={value}" for name, value in sizes.items()))
+    known = replace(asked, variables={**asked.variables, **sizes})
+    again = find_training_command(texts, known, is_training, present)
+    return replace(again, notes=(*again.notes, taken))
+
+
+def _asked_sizes(launched: Launched, asked: Asked) -> dict[str, str]:
+    """Values of the variables of a launcher's nodes and devices for as many devices as the user asks for, if words of
+    the program depend on these, such as a batch of as many sequences as there are devices."""
+    named = {name for word in launched.arguments for name in unknown_names(word)}
+    if not named & {*launched.missing}:
+        return {}
+    sizes = variables_of_ranks(launched.launcher_settings, asked.cluster.devices, asked.cluster.devices_per_node)
+    return sizes if named & sizes.keys() and not sizes.keys() & asked.variables.keys() else {}
 
 
 def _refuse_lost(command: Command, script: Script) -> None:
