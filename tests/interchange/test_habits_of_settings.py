@@ -99,7 +99,7 @@ def test_a_stage_that_is_said_stands_for_a_file_that_nobody_has(texts: dict[str,
     assert "--set plan.zero=N" in caught.value.faults[0]
     result = job_read(texts | MODEL, "plan.zero=3", devices=2)[1]
     assert result.job.plan.zero == 3
-    assert any("mine3.json: it is not read, and what it offloads" in note for note in result.assumed)
+    assert any("mine3.json: it is not read, and what it says of numbers" in note for note in result.assumed)
     assert not any("(DDP)" in note for note in result.assumed)
 
 

@@ -61,7 +61,7 @@ def unread_files(settings: Iterable[str], overrides: Container[str]) -> tuple[li
     """(faults, notes) of settings, with their values, whose files decide the plan and are none of the files: faults,
     and notes where `overrides`, the fields that --set gives, say the stage of ZeRO."""
     if "plan.zero" in overrides:
-        why = say("it is not read, and what it offloads is not in the job; name that file too")
+        why = say("it is not read, and what it says of numbers, batches and offloading is not in the job")
         return [], [say("{subject}: {fault}", subject=setting, fault=why) for setting in settings]
     faults: list[str] = [
         say(
