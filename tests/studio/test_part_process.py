@@ -14,7 +14,7 @@ from shardwright.report.plan_parts import PARTS, Part, PredictedPlan
 from shardwright.studio.page_state import PageState
 from shardwright.studio.part_process import AFTER_STEP, PART, PartProcess
 from shardwright.studio.plan_answer import PlanAnswers
-from shardwright.studio.studio_server import _lines_of_both
+from shardwright.studio.studio_server import FurtherPart, _lines_of_both
 
 STATE = PageState({"job": "quickstart", "device": "h100-sxm", "devices": "4"})
 
@@ -66,14 +66,16 @@ def test_its_traffic_takes_the_step_of_who_asks() -> None:
     assert json.loads(of_longer)["step_s"] == 2 * json.loads(line)["step_s"]
 
 
+@pytest.mark.parametrize("memory_after", ["step", "timeline", "", "end"])
 @pytest.mark.parametrize("wanted", ["values job step timeline", "values timeline", "values faults", ""])
-def test_traffic_is_asked_for_once_the_step_is_made(wanted: str) -> None:
-    """Or at the end of the parts, where nobody asks for the step; and not of a plan with faults."""
+def test_traffic_is_made_once_by_the_process_that_is_free_first(wanted: str, memory_after: str) -> None:
+    """The other process is asked once the step is made and it has no memory to make; a plan with faults has none."""
 
     names = wanted.split()
 
     async def lines() -> list[str]:
         sent, made = list[str](), list[str]()
+        memory: asyncio.Future[bytes] | None = asyncio.get_running_loop().create_future() if memory_after else None
 
         def parts() -> Iterator[Part]:
             for name in names:
@@ -81,17 +83,25 @@ def test_traffic_is_asked_for_once_the_step_is_made(wanted: str) -> None:
                 yield {"part": name}
 
         def traffic() -> "asyncio.Future[bytes]":
-            assert "step" in made or made == names
+            assert "step" in made and (memory is None or memory.done())
+            made.append("asked")
             future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             future.set_result(b'{"part":"links"}')
             return future
 
-        async for line in _lines_of_both(parts(), None, traffic):
+        def here() -> Iterator[Part]:
+            assert made == names
+            yield {"part": "links"}
+
+        async for line in _lines_of_both(parts(), memory, FurtherPart(traffic, here())):
             sent.append(json.loads(line)["part"])
+            if memory and not memory.done() and (sent[-1] == memory_after or "links" in sent):
+                memory.set_result(b'{"part":"memory"}')
         return sent
 
     sent = asyncio.run(lines())
-    assert sorted(sent) == sorted(names + ["links"] * ("faults" not in names))
+    further = ["links"] + ["memory"] * bool(memory_after)
+    assert sorted(sent) == sorted(names + further * ("faults" not in names))
 
 
 def merged(names: list[str], wait_for: str) -> list[str]:

@@ -10,6 +10,7 @@ import json
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from types import FrameType, MappingProxyType
@@ -137,7 +138,7 @@ class Studio:
             lines = _lines_of_both(
                 self._parts(state, [name for name in wanted if name not in moved], known),
                 self._line_of_other(state, known, PART) if PART in moved else None,
-                partial(self._line_of_other, state, known, AFTER_STEP) if AFTER_STEP in moved else None,
+                self._traffic(state, known) if AFTER_STEP in moved else None,
             )
             try:
                 async for line in lines:
@@ -156,6 +157,11 @@ class Studio:
             return made or await run_in_threadpool(lambda: _line(next(self._parts(state, [part], known))))
 
         return asyncio.ensure_future(line())
+
+    def _traffic(self, state: PageState, known: dict[str, str]) -> "FurtherPart":
+        return FurtherPart(
+            partial(self._line_of_other, state, known, AFTER_STEP), self._parts(state, [AFTER_STEP], known)
+        )
 
     async def search(self, request: Request) -> Response:
         """The answers of a search, a line of JSON each. It ends when the page leaves."""
@@ -210,14 +216,21 @@ class Studio:
         return JSONResponse(spoken(content, self._language))
 
 
+@dataclass(frozen=True)
+class FurtherPart:
+    """A part that takes the step: the process that is free first makes it. `ask` asks the other process for its line,
+    `here` makes it in this one."""
+
+    ask: "Callable[[], asyncio.Future[bytes]]"
+    here: Iterator[Part]
+
+
 async def _lines_of_both(
-    parts: Iterator[Part],
-    other: "asyncio.Future[bytes] | None",
-    ask_after_step: "Callable[[], asyncio.Future[bytes]] | None" = None,
+    parts: Iterator[Part], other: "asyncio.Future[bytes] | None", further: FurtherPart | None = None
 ) -> AsyncIterator[bytes]:
     """The lines of parts, which are made in a thread, one after the other; and the lines of another process, as soon as
-    they are there, but not before the step, and not if the plan has faults. `other` is asked for already, and the other
-    line once the step is made; without a step, at the end of the parts."""
+    they are there, but not before the step, and not if the plan has faults. `other` is asked for already. The `further`
+    part is asked for once the step is made and the other process has nothing to do, or made here after the parts."""
     own: asyncio.Future[tuple[str, bytes]] | None = _next_line(parts)
     others: set[asyncio.Future[bytes]] = set() if other is None else {other}
     names = list[str]()
@@ -228,15 +241,17 @@ async def _lines_of_both(
             if own.done():
                 name, line = own.result()
                 names.append(name)
+                if not name and further is not None and "faults" not in names:
+                    parts, further, name = further.here, None, "further"
                 own = _next_line(parts) if name else None
-                if ask_after_step is not None and (name == "step" or own is None) and "faults" not in names:
-                    others.add(ask_after_step())
-                    ask_after_step = None
-                if name:
+                if line:
                     yield line
             for done in [one for one in others & waited if one.done()]:
                 others.remove(done)
                 yield done.result()
+            if further is not None and "step" in names and not others:
+                others.add(further.ask())
+                further = None
         while others and "faults" not in names:
             done_ones, _ = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
             others -= done_ones

@@ -18,7 +18,7 @@ import { wholeText } from "./units.js";
 const QUICK = ["values", "job", "step", "memory"];
 const SLOW = ["links", "timeline"];  // while a slider moves they are asked when it has rested for a moment
 const QUIET_MS = 80;
-const TOGETHER_MS = 40;  // parts that come within this time are shown at once: a frame takes a browser as long as a part
+const TOGETHER_MS = 60;  // parts that come within this time are shown at once: a frame takes a browser as long as a part
 const BUSY_MS = 300;  // an answer that takes longer dims the figures before it
 
 fillTexts(document);
@@ -103,8 +103,9 @@ async function answerOf(state, wanted, known, signal, seen) {
   return parts;
 }
 
-// A function that shows the parts of an answer as they come: time and money, or faults, at once with what came before
-// them, others together. The name of the part is empty after the last one. `settle` is called when memory is shown.
+// A function that shows the parts of an answer as they come: faults at once with what came before them, others together,
+// at the latest when the first of them has waited so long. The name of the part is empty after the last one. `settle` is
+// called when memory is shown.
 function showTogether(notes, signal, settle) {
   let waiting = [], timer = 0;
   const showAll = (parts) => {
@@ -117,7 +118,7 @@ function showTogether(notes, signal, settle) {
   };
   return (part, parts) => {
     if (part) waiting.push(part);
-    if (["", "step", "faults"].includes(part)) showAll(parts);
+    if (["", "faults"].includes(part)) showAll(parts);
     else if (!["values", "job"].includes(part) && !timer) timer = setTimeout(showAll, TOGETHER_MS, parts);
   };
 }
