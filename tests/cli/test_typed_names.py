@@ -66,7 +66,7 @@ def test_an_address_of_no_known_model_is_not_called_a_missing_file() -> None:
     [
         ("plan nosuch --device none --keep plan.tp=x --set batch.size=1", ["plan.tp", "nosuch", "none", "batch.size"]),
         ("scale nosuch --devices 8,x --keep plan.tp=x --set plan.pp=2", ["plan.tp", "nosuch", "'x'", "plan.pp=2"]),
-        ("compare nosuch --on h100-sxm --on b200-sxm:8 --keep plan.tp=x", ["plan.tp", "--on 'h100-sxm'"]),
+        ("compare nosuch --on h100-sxm --on b200-sxm:8 --keep plan.tp=x", ["plan.tp", "nosuch", "--on 'h100-sxm'"]),
         ("layout nosuch --search --keep plan.tp=x", ["plan.tp", "nosuch"]),
     ],
 )
