@@ -100,6 +100,20 @@ def shape_fields(fields: Flat, asked: Asked) -> Flat:
     return fields if resolve_names(section) else flat_keys(section["model"], "model.") | fields
 
 
+def asks_for_shape(setting: str, settings: Settings, asked: Asked) -> bool:
+    """Ask for the model of a file that is not read here. `setting`, with its value, names the file. True if --set does
+    not say the model; then there is a fault."""
+    if any(field in asked.fields for field in ("model.name", "model.layers")):
+        return False
+    settings.faults.append(
+        say(
+            "{setting} has the model, and is not read here; say what it is with --set model.name=NAME of the catalog",
+            setting=setting,
+        )
+    )
+    return True
+
+
 def length_of_named(fields: Flat, settings: Settings) -> int:
     """The longest sequence of the model that `fields` or --set names, which a job has where nothing says another; 0 if
     there is none, or if --set says the length."""

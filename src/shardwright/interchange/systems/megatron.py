@@ -15,7 +15,7 @@ from shardwright.config.software_support import plan_lacks
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program, trains_a_part
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
-from shardwright.interchange.named_model import shape_fields
+from shardwright.interchange.named_model import asks_for_shape, shape_fields
 from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.plain_data import read_data
@@ -116,15 +116,8 @@ def _shape_elsewhere(settings: Settings, asked: Asked) -> Flat | None:
     if not name or any(settings.has(flag) for flag in REQUIRED):
         return None
     setting = settings.setting_text(name)
-    if not any(field in asked.fields for field in ("model.name", "model.layers")):
+    if asks_for_shape(setting, settings, asked):
         settings.ignore(*settings.given)
-        settings.faults.append(
-            say(
-                "{setting} has the model, and is not read here; say what it is with --set model.name=NAME of the "
-                "catalog",
-                setting=setting,
-            )
-        )
         return {}
     settings.note(say("the model is that of --set, and flags for it are not read, beside {setting}", setting=setting))
     of_shape = {name for row in (*SHAPE, *MODEL) for name in row.names} - {"seq-length"}

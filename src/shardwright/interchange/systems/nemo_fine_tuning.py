@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config.base import shortened
-from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked
-from shardwright.interchange.named_model import shape_fields
+from shardwright.interchange.named_model import asks_for_shape, shape_fields
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.training_programs import other_loss_fault, program_fault
 
@@ -39,7 +38,6 @@ _STAGES = ("dpo", "ppo", "reinforce", "rs", "spin", "rm", "kd", "knowledge_disti
 _OTHER_LOSSES = (*(f"{part}.{stage}." for part in ("model", "trainer") for stage in _STAGES), "remote_critic_rm.")
 _SHAPE = ("model.num_layers", "model.hidden_size", "model.num_attention_heads")
 _RESTORED = ("model.restore_from_path", "model.restore_path")
-_OF_USER = ("model.name", "model.layers")
 
 
 def other_training(flat: Mapping[str, Any]) -> str:
@@ -95,12 +93,5 @@ def restored_shape(flat: Mapping[str, Any], settings: Settings, asked: Asked) ->
     name = next((name for name in _RESTORED if flat.get(name)), "")
     if not name or any(flat.get(key) is not None for key in _SHAPE):
         return None
-    if any(field in asked.fields for field in _OF_USER):
-        return shape_fields({}, asked)
-    settings.faults.append(
-        say(
-            "{setting} has the model, and is not read here; say what it is with --set model.name=NAME of the catalog",
-            setting=f"{name} = {shortened(str(flat[name]), 60)}",
-        )
-    )
-    return {}
+    setting = f"{name} = {shortened(str(flat[name]), 60)}"
+    return {} if asks_for_shape(setting, settings, asked) else shape_fields({}, asked)
