@@ -34,7 +34,7 @@ _LARGEST = 1 << 63
 _MOST_CHOICES = 20
 
 
-_OPERATIONS: dict[str, Callable[[int, int], int]] = {
+OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "**": operator.pow,
     "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
     "%": lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1),
@@ -162,6 +162,6 @@ class Arithmetic:
         if sign in ("/", "%") and b == 0:
             raise ShellFault(say("$(( {text} )) divides by 0; give its value with --set", text=self.text[:60]))
         is_too_high = sign in ("**", "<<", ">>") and not 0 <= b <= 63
-        if is_too_high or abs(result := int(_OPERATIONS[sign](a, b))) > _LARGEST:
+        if is_too_high or abs(result := int(OPERATIONS[sign](a, b))) > _LARGEST:
             raise ShellFault(_not_computed(self.text))
         return result

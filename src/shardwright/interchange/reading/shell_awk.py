@@ -4,21 +4,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardwright.interchange.reading.shell_arithmetic import OPERATIONS
 from shardwright.interchange.reading.shell_regexes import is_searchable, python_regex
+from shardwright.interchange.reading.text_lines import lines_of, text_of_lines
 
 _RULE = re.compile(
     r"\s*(?:(END)|NR\s*(==|>|>=|<|<=|!=)\s*(\d{1,6})|/((?:[^/\\]|\\.)*)/)?\s*\{\s*print\s*([^{};]*?)\s*;?\s*\}\s*"
 )
 # Expressions to print: a text, a field by its number or from the last, the number of fields or of the line, or a comma.
 _PART = re.compile(r'\s*(?:"([^"\\]*)"|\$(\d{1,3})|\$(NF)|\$\(\s*NF\s*-\s*(\d{1,3})\s*\)|(NF|NR)|(,))\s*')
-_COMPARED = {
-    "==": int.__eq__,
-    "!=": int.__ne__,
-    ">": int.__gt__,
-    ">=": int.__ge__,
-    "<": int.__lt__,
-    "<=": int.__le__,
-}
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ def awk(words: Sequence[str], text: str) -> str | None:
     rules = _rules(plain[0])
     if rules is None:
         return None
-    lines, shown = text.removesuffix("\n").split("\n") if text else [], list[str]()
+    lines, shown = lines_of(text), list[str]()
     fields: list[str] = []
     for number, line in enumerate(lines, 1):
         split = _fields(line, separator.replace("\\t", "\t"))
@@ -63,11 +57,11 @@ def awk(words: Sequence[str], text: str) -> str | None:
                 return None
             if rule.is_end or (rule.chosen and not rule.chosen.search(line)):
                 continue
-            if not rule.comparison or _COMPARED[rule.comparison](number, rule.number):
+            if not rule.comparison or OPERATIONS[rule.comparison](number, rule.number):
                 shown.append(_printed(rule, line, fields, number))
     line = lines[-1] if lines else ""
     shown += [_printed(rule, line, fields, len(lines)) for rule in rules if rule.is_end]
-    return "".join(f"{one}\n" for one in shown)
+    return text_of_lines(shown)
 
 
 def _rules(program: str) -> list[_Rule] | None:

@@ -11,6 +11,7 @@ from shardwright.interchange.reading.shell_awk import awk
 from shardwright.interchange.reading.shell_marks import mark, unknown_names
 from shardwright.interchange.reading.shell_sed import grep, sed
 from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.reading.text_lines import lines_of, text_of_lines
 
 _MOST_TEXT = 8192
 _SUM = re.compile(r"[0-9\s()+*/%-]+")  # of whole numbers
@@ -60,14 +61,6 @@ def value_of(expression: str) -> str | None:
         return None
 
 
-def _lines(text: str) -> list[str]:
-    return text.removesuffix("\n").split("\n") if text else []
-
-
-def _of_lines(lines: Sequence[str]) -> str:
-    return "".join(f"{line}\n" for line in lines)
-
-
 def _options(words: Sequence[str], with_value: str, plain: str = "") -> dict[str, str] | None:
     """The short options of a command, with their values; None if there are others, or words that are none."""
     options: dict[str, str] = {}
@@ -92,7 +85,7 @@ def _cut(words: Sequence[str], text: str) -> str | None:
     separator, shown = options.get("d", "\t"), list[str]()
     if not text.isascii():
         return None
-    for line in _lines(text):
+    for line in lines_of(text):
         parts = list(line) if "c" in options else line.split(separator)
         if "f" in options and len(parts) == 1:
             shown += [] if "s" in options else [line]
@@ -101,7 +94,7 @@ def _cut(words: Sequence[str], text: str) -> str | None:
         if chosen is None:
             return None
         shown.append(("" if "c" in options else separator).join(parts[place - 1] for place in chosen))
-    return _of_lines(shown)
+    return text_of_lines(shown)
 
 
 def _chosen(ranges: str, number: int) -> list[int] | None:
@@ -202,7 +195,7 @@ def _tail(words: Sequence[str], text: str) -> str | None:
 
 def _sort(words: Sequence[str], text: str) -> str | None:
     """Sorted lines: all numbers by -n, else words of which every language has the same order."""
-    options, lines = _options(words, "", "nru"), _lines(text)
+    options, lines = _options(words, "", "nru"), lines_of(text)
     if options is None:
         return None
     pattern = r"\d{1,15}" if "n" in options else r"[a-z]*|[0-9]*"
@@ -213,14 +206,14 @@ def _sort(words: Sequence[str], text: str) -> str | None:
             return None
         lines = [*dict.fromkeys(lines)]
     ordered = sorted(lines, key=lambda line: (int(line) if "n" in options else 0, line), reverse="r" in options)
-    return _of_lines(ordered)
+    return text_of_lines(ordered)
 
 
 def _uniq(words: Sequence[str], text: str) -> str | None:
-    lines = _lines(text)
-    return (
-        None if words else _of_lines([line for place, line in enumerate(lines) if [line] != lines[place - 1 : place]])
-    )
+    if words:
+        return None
+    lines = lines_of(text)
+    return text_of_lines(line for place, line in enumerate(lines) if [line] != lines[place - 1 : place])
 
 
 def _paste(words: Sequence[str], text: str) -> str | None:
@@ -236,7 +229,7 @@ def _paste(words: Sequence[str], text: str) -> str | None:
     )
     if options is None or "s" not in options or len(options.get("d", "\t")) != 1:
         return None
-    return options.get("d", "\t").join(_lines(text)) + "\n"
+    return options.get("d", "\t").join(lines_of(text)) + "\n"
 
 
 def _xargs(words: Sequence[str], text: str) -> str | None:
@@ -250,11 +243,11 @@ def _cat(words: Sequence[str], text: str) -> str | None:
 
 
 def _rev(words: Sequence[str], text: str) -> str | None:
-    return None if words else _of_lines([line[::-1] for line in _lines(text)])
+    return None if words else text_of_lines([line[::-1] for line in lines_of(text)])
 
 
 def _tac(words: Sequence[str], text: str) -> str | None:
-    return None if words else _of_lines(_lines(text)[::-1])
+    return None if words else text_of_lines(lines_of(text)[::-1])
 
 
 _FILTERS: dict[str, Callable[[Sequence[str], str], str | None]] = {

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.interchange.reading.shell_regexes import is_searchable, python_regex
+from shardwright.interchange.reading.text_lines import lines_of, text_of_lines
 
 _ADDRESS = re.compile(r"(\d+)|(\$)|/((?:[^/\\]|\\.)*)/")
 _BASIC, _EXTENDED = "basic", "extended"
@@ -50,7 +51,7 @@ def sed(words: Sequence[str], text: str) -> str | None:
     steps = _steps("\n".join(scripts), kind)
     if steps is None:
         return None
-    lines, shown = text.removesuffix("\n").split("\n") if text else [], list[str]()
+    lines, shown = lines_of(text), list[str]()
     for number, line in enumerate(lines, 1):
         printed = _line_after(line, number, len(lines), steps, is_quiet=is_quiet)
         if printed is None:
@@ -214,7 +215,7 @@ def grep(words: Sequence[str], text: str) -> tuple[str, bool] | None:
         pattern = python_regex(whole, kind=kind, finds=finds, ignores_case="i" in options)  # type: ignore[assignment]
     if pattern is None or (kept and not finds) or (kept and pattern.groups != 1):
         return None
-    lines, shown = text.removesuffix("\n").split("\n") if text else [], list[str]()
+    lines, shown = lines_of(text), list[str]()
     for line in lines:
         if not is_searchable(pattern, line):
             return None
@@ -225,4 +226,4 @@ def grep(words: Sequence[str], text: str) -> tuple[str, bool] | None:
         return "", bool(shown)
     if "c" in options:
         return f"{len(shown)}\n", bool(shown)
-    return "".join(f"{line}\n" for line in shown), bool(shown)
+    return text_of_lines(shown), bool(shown)
