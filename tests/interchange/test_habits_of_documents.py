@@ -173,3 +173,19 @@ def test_float8_of_megatron_swift_has_its_own_history() -> None:
     line = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --dataset d --max_length 64 --fp8_format hybrid"
     answer = job_read(script(f"{line} --fp8_recipe delayed"))[1]
     assert answer.job.precision.float8_history == 1024
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"echo {'{a,b}' * 3000}",
+        f"echo {'{' * 30_000}",
+        f"echo {'{a,' * 1500}{'}' * 1500}",
+        f"let {'A=' * 3000}1",
+        f"{'! ' * 3000}true | cat",
+    ],
+    ids=lambda line: line[:12],
+)
+def test_what_is_nested_very_deeply_is_passed_in_bounded_time(line: str) -> None:
+    """Lists in braces, assignments and signs of inversion, of which bash itself has no limit."""
+    assert job_read(script(line, MEGATRON))[1].job == job_read(script(MEGATRON))[1].job

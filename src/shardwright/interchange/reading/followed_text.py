@@ -110,22 +110,28 @@ class FollowedText(FollowedBlocks):
         """Follow commands with pipes between them, each of which reads what the one before prints."""
         if not active or not self.has_pipes:
             return self._statement(active, level)
-        token = self.tokens[self.at]
-        if token.plain == "!" and self.at + 1 < len(self.tokens):
+        num_inverted = 0
+        while self.tokens[self.at].plain == "!" and self.at + 1 < len(self.tokens):
             self.at += 1
-            succeeds = self._pipeline(active, level)
-            return None if succeeds is None else not succeeds
+            num_inverted += 1
+        if num_inverted:
+            succeeds = self._piped(level)
+            return None if succeeds is None else succeeds is (num_inverted % 2 == 0)
+        return self._piped(level)
+
+    def _piped(self, level: int) -> bool | None:
+        """Follow commands with pipes between them, without a sign that inverts their status."""
         parts = self._parts(level)
         if len(parts) == 1:
             self.at = parts[0][0]
-            return self._statement(active, level)
+            return self._statement(active=True, level=level)
         succeeds, given, ended_on = None, self.script.given, self.script.ended_on
         for begin, end in parts:
             self.at = begin
             is_last = end == parts[-1][1]
             printed = self.script.printed if is_last else Printed()
             with self.script.reading(given), self.script.printing(printed):
-                succeeds = self._statement(active, level)
+                succeeds = self._statement(active=True, level=level)
             self.at, self.ended, self.jump, self.script.ended_on = end, False, "", ended_on
             self.is_aborted = False
             if printed is not None and not is_last:

@@ -8,6 +8,7 @@ from shardwright.interchange.reading.shell_marks import mark, unknown_names
 from shardwright.interchange.reading.shell_values import Variables
 
 _SET = re.compile(r"\s*([A-Za-z_]\w{0,99})\s{0,9}(|[-+*/%&|^]|<<|>>)=(?!=)(.*)", re.DOTALL)
+_MOST_SIGNS = 50  # of assignment in one expression, A = B = 1
 _STEPPED = re.compile(r"\s*(?:([A-Za-z_]\w{0,99})\s{0,9}(\+\+|--)|(\+\+|--)\s{0,9}([A-Za-z_]\w{0,99}))\s*")
 
 
@@ -15,7 +16,7 @@ def value_with_changes(text: str, variables: Variables) -> str:
     """The value of an arithmetic command, whose changes of variables are made; a mark if it is unknown, as the
     variables are then."""
     parts = _parts(text)
-    known = [_value_of(part, variables) for part in parts]
+    known = [_value_of(part, variables) if part.count("=") <= _MOST_SIGNS else None for part in parts]
     for part, value in zip(parts, known, strict=True):
         if value is None:
             for name in changed_names(part):

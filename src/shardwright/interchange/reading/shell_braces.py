@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from shardwright.interchange.reading.shell_words import Token, WordPiece
 
-_MOST_WORDS = 500
+_MOST_WORDS, _MOST_LISTS = 500, 50
 _UNKNOWN = WordPiece("command", "a_list_in_braces", False)  # which prints nothing that is known
 _NUMBERS = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?")
 _LETTERS = re.compile(r"([a-zA-Z])\.\.([a-zA-Z])(?:\.\.(-?\d{1,4}))?")
@@ -15,11 +15,12 @@ _LETTERS = re.compile(r"([a-zA-Z])\.\.([a-zA-Z])(?:\.\.(-?\d{1,4}))?")
 
 def braced(token: Token) -> list[Token]:
     """The tokens that the lists in braces of a token make; the token itself if it has none, and an unknown one for
-    very many."""
+    very many words or lists."""
     if not any(piece.kind == "text" and not piece.quoted and "{" in piece.text for piece in token.pieces):
         return [token]
     signs = _signs(token)
-    words = _words(signs, _MOST_WORDS)
+    is_short = sum(_is_plain(sign) and sign.text == "{" for sign in signs) <= _MOST_LISTS
+    words = _words(signs, _MOST_WORDS) if is_short else None
     if words is None:
         return [replace(token, pieces=(_UNKNOWN,))]
     if words == [signs]:
