@@ -152,7 +152,7 @@ class ShellReader:
     def _begins_command(self) -> bool:
         if not self.tokens or self.tokens[-1].plain in _BEFORE_COMMANDS:
             return True
-        return self.tokens[-1].operator in ("\n", ";", "&&", "||", "|", "&", "(")
+        return self.tokens[-1].operator in ("\n", ";", "&&", "||", "|", "&", "(", ")")  # the last: of a pattern of case
 
     def _word(self) -> None:
         line, pieces = self.line, list[WordPiece]()
