@@ -90,12 +90,19 @@ def faster_plans(
 
 
 def changes_text(
-    system: System, own_plan: PricedPlan, names: frozenset[str], better: list[BetterPlan], language: str = ENGLISH
+    system: System,
+    own_plan: PricedPlan,
+    names: frozenset[str],
+    better: list[BetterPlan],
+    language: str = ENGLISH,
+    *,
+    is_lacking: bool = False,
 ) -> str:
-    """Text on the job's cost and on better plans, in a language. `names` are the settings that the files have."""
+    """Text on the job's cost and on better plans, in a language. `names` are the settings that the files have;
+    `is_lacking` says that the system does not have the plan that is recommended."""
     parts: list[Part] = [_as_it_stands(system, own_plan)]
     if not better:
-        return Lines([*parts, _nothing_better(system, own_plan)]).text(language)
+        return Lines([*parts, _nothing_better(system, own_plan, is_lacking)]).text(language)
     if own_plan.job.cluster.software in _OLDER:
         note = say(
             "Changes are held to what {software} has (--as megatron-core for what today's code has); flags have the "
@@ -111,7 +118,7 @@ def changes_text(
     return Lines(parts).text(language)
 
 
-def _nothing_better(system: System, own_plan: PricedPlan) -> Paragraph:
+def _nothing_better(system: System, own_plan: PricedPlan, is_lacking: bool) -> Paragraph:
     """The verdict where no better plan was found."""
     if not own_plan.fits:
         return paragraph(
@@ -119,7 +126,7 @@ def _nothing_better(system: System, own_plan: PricedPlan) -> Paragraph:
         )
     return paragraph(
         say("No plan that {system} has and that was found is faster: nothing has to be changed.", system=system.title),
-        say("What is recommended below may need another system."),
+        say("What is recommended below needs another system.") if is_lacking else "",
     )
 
 

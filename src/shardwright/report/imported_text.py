@@ -57,13 +57,17 @@ def imported_dict(result: Imported) -> dict[str, Any]:
     }
 
 
-def exported_notes(result: Exported, title: str, language: str = ENGLISH) -> str:
-    """Notes about the parts of the job that the files lack, and about settings in them that the job does not state; a
-    line for each, in a language."""
+def exported_notes(result: Exported, system: System, language: str = ENGLISH) -> str:
+    """Notes about the parts of the job that the files of a system lack, and about settings in them that the job does
+    not state; a line for each, in a language."""
     notes: list[str] = []
     if result.left_out:
         notes.append(
-            say("Left out, for {system} says it in its own way: {fields}.", system=title, fields=result.left_out)
+            say(
+                "Left out, for {system} says it in its own way: {fields}.",
+                system=system.title,
+                fields=result.left_out,
+            )
         )
     if result.unsaid_learning_rate is not None:
         notes.append(
@@ -89,7 +93,19 @@ def exported_notes(result: Exported, title: str, language: str = ENGLISH) -> str
                 nodes=result.nodes,
             )
         )
+    notes.append(_data_note(system))
     return "\n".join(paragraph(note).text(language) for note in notes)
+
+
+def _data_note(system: System) -> str:
+    """A sentence on the data that written files name."""
+    if system.run_files is None:
+        return say("The data in the files stand for yours.")
+    return say(
+        "The data in the files stand for yours; `shardwright launch JOB --slurm --for {name}` writes a script with the "
+        "job's own data and checkpoints.",
+        name=system.name,
+    )
 
 
 def nearest_export(system: System, job: JobSpec, lack: Lacking) -> str:

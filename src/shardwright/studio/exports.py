@@ -32,7 +32,7 @@ def files(job: JobSpec, to: str, language: str = ENGLISH) -> dict[str, Any]:
             result = exported(SYSTEMS[to], job)
         except Lacking as error:
             raise PlanError(error.subject, error.faults, nearest_export(SYSTEMS[to], job, error)) from None
-        return {"files": result.files, "notes": exported_notes(result, SYSTEMS[to].title, language)}
+        return {"files": result.files, "notes": exported_notes(result, SYSTEMS[to], language)}
     name = job.name
     if to == "toml":
         return _file(f"{name}.toml", job_toml(job))
