@@ -20,10 +20,10 @@ import torch
 import shardwright.cli.main
 import shardwright.train.launch.launch
 from shardwright.config.load import load_job
+from shardwright.config.run_file_names import METRICS
 from shardwright.config.text_columns import num_columns
 from shardwright.train.launch.rank_environment import SPEAKING_S
 from shardwright.train.launch.run_folder import holding
-from shardwright.train.run_files import METRICS
 from support.forked_commands import SHARDWRIGHT, run_forked
 
 JOB = """

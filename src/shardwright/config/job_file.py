@@ -12,6 +12,7 @@ from shardwright.config.base import PlanError, error_text
 from shardwright.config.hugging_face.config_json import MERGE, is_adapter, names_config
 from shardwright.config.phrase import any_of, say
 from shardwright.config.plain_values import plain
+from shardwright.config.run_file_names import METRICS
 from shardwright.config.toml_file import read_toml
 from shardwright.config.user_file import path_exists, system_reason
 
@@ -20,7 +21,6 @@ _NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("clus
 NAME_FIELDS = tuple(dict.fromkeys(field for _, field in _NAMING))
 _DATA_PATHS = ("path", "tokenizer", "chat_template")
 _SUFFIX, _MOST_ENTRIES = ".toml", 10_000  # of files of jobs; entries of a folder that are looked at
-_METRICS = "metrics.jsonl"  # in the folder of a run (train/run_files.py)
 PATH_FIELDS = ("weights", *_DATA_PATHS)  # fields of a job that are paths
 
 
@@ -69,7 +69,7 @@ def _folder_fault(job: str) -> str:
     path = Path(job)
     if is_adapter(path):
         return say("{path} is {fault}", path=job, fault=MERGE)
-    if (path / _METRICS).is_file():
+    if (path / METRICS).is_file():
         return say(
             "{path} is the folder of a run, which `shardwright runs`, `top`, `report` and `generate` read; name the "
             "TOML file or catalog name of its job",
