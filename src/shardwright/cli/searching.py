@@ -25,6 +25,7 @@ from shardwright.cli.job_options import (
     language_option,
     memory_option,
     question_of,
+    refuse_tokens,
 )
 from shardwright.cli.progress_bar import progress_shown, search_shown
 from shardwright.cli.system_option import SystemOption
@@ -105,7 +106,7 @@ def layout(
 
 @click.command(
     cls=PredictCommand,
-    brief=("--devices", "--device", "--for", "--keep", "--toml"),
+    brief=("--devices", "--device", "--tokens", "--usd-per-hour", "--for", "--keep", "--details", "--toml"),
     examples=(
         "plan llama3-8b --devices 64 --device h100-sxm",
         "plan llama3-405b-16k --keep plan.tp=8 --toml chosen.toml",
@@ -270,9 +271,7 @@ def scale(
     from shardwright.report.output import write_output
 
     expect_many_actions()
-    if not 0 <= tokens <= largest.FACTOR**2:
-        fault = say("{value:g} is not within {least:g} and {most:g}", value=tokens, least=0, most=largest.FACTOR**2)
-        raise click.BadParameter(fault, param_hint="--tokens")
+    refuse_tokens(tokens)
     language = options.pop("language")
     keep, between, subject = options.pop("keep"), options.pop("between"), say("job {name}", name=job)
 

@@ -10,7 +10,7 @@ from typing import Any
 from shardwright.config import catalog
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.hugging_face.config_json import MERGE, is_adapter, names_config
-from shardwright.config.phrase import any_of, say
+from shardwright.config.phrase import any_of, either, say
 from shardwright.config.plain_values import plain
 from shardwright.config.run_file_names import METRICS
 from shardwright.config.toml_file import read_toml
@@ -163,7 +163,7 @@ def _name_hint(name: str) -> str:
             say("{name} (a job)", name=candidate) if candidate in jobs else say("{name} (a model)", name=candidate)
             for candidate in near
         ]
-        return say("did you mean {meant}?", meant=any_of(kinds))
+        return say("did you mean {meant}?", meant=either(kinds))
     return say(
         "there are the jobs {jobs}, and {count} models, which `shardwright models` lists",
         jobs=tuple(jobs),
