@@ -186,7 +186,7 @@ def planned(subject: str, spec: JobSpec) -> JobSpec:
 def _foreign_file(path: str) -> str:
     """A fault for the file of another training system, with the commands that read it; empty for any other file."""
     from shardwright.interchange.recognised import JOB, system_name_of
-    from shardwright.interchange.system import SOURCES, SYSTEMS
+    from shardwright.interchange.system import SOURCES
 
     if not path_exists(path) or Path(path).is_dir():
         return ""
@@ -203,8 +203,6 @@ def _foreign_file(path: str) -> str:
         title=SOURCES[system].title,
         system=system,
     )
-    if system not in SYSTEMS:
-        return fault
     return say(
         "{fault}; `shardwright plan --from {system} {path}` with --device finds better plans for it",
         fault=fault,

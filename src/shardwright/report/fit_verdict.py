@@ -15,7 +15,7 @@ from shardwright.config.cluster import DeviceSpec
 from shardwright.config.cluster_facts import host_memory_bytes, host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
-from shardwright.config.phrase import say
+from shardwright.config.phrase import fixed, say
 from shardwright.config.software import software_of
 from shardwright.config.text_columns import filled
 from shardwright.config.units import GIB, counted_phrase, memory_text
@@ -127,11 +127,12 @@ def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
         )
         need_text = say("the process of pp rank {rank} needs {needed}", rank=rank, needed=memory_text(needed))
         table_notes: list[str] = [
+            say("By kind, in GiB: {kinds}.", kinds=kinds_words(fit.predicted[rank])),
             say(
                 "As far as predictions of memory were off, the chance that it fits is {chance:.0%}.",
                 chance=fit_chance(needed, fit.offered_bytes),
             ),
-            say("The table is what this runtime would hold."),
+            say("The table is of Shardwright's own runtime."),
         ]
     else:
         device_text = say("one {device}, which shows {room} of its {memory}", device=device, room=shown, memory=memory)
@@ -159,6 +160,15 @@ def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
     )
     host_sentences = [_host_text(job, fit)] if any(need.host_bytes for need in fit.needs) else []
     return [verdict, *host_sentences, *table_notes]
+
+
+def kinds_words(memory: "Memory") -> tuple[str, ...]:
+    """The GiB of a process on its device by kind, largest first: ("gradients 15.0", "activations 6.0")."""
+    kinds = {name: float(value) for name, value in memory.on_device().items() if value}
+    return tuple(
+        say("{kind} {size:.1f}", kind=fixed(name), size=size / GIB)
+        for name, size in sorted(kinds.items(), key=lambda pair: -pair[1])
+    )
 
 
 def _host_text(job: JobSpec, fit: Fit) -> str:
