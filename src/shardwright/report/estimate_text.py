@@ -24,6 +24,7 @@ from shardwright.report.fit_verdict import (
     device_entry,
     device_room_bytes,
     fit_of,
+    kinds_sentences,
     verdict_sentences,
 )
 from shardwright.report.nearest_text import near_plans, nearest_dicts, nearest_part
@@ -162,7 +163,7 @@ def estimate_parts(job: JobSpec, origin: "JobFiles | None" = None) -> list[Part]
     )
     notes = [paragraph(note_phrase(note)) for note in _notes(job, memory)]
     fit = fit_of(job, memory, priced)
-    verdict = [paragraph(*verdict_sentences(job, fit)), *_nearest(job, fit, priced, origin)]
+    verdict = [paragraph(*verdict_sentences(job, fit), *kinds_sentences(fit)), *_nearest(job, fit, priced, origin)]
     return [
         Paragraph((heading,), hang="  "),
         paragraph(note),
