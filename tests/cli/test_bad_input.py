@@ -425,6 +425,24 @@ def test_the_file_of_another_system_is_told_with_the_commands_that_read_it(
     assert fault.startswith(f"{path} is no job, and looks like a file of Megatron-LM: {reader}")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "fault", "way_out"),
+    [
+        ("net.py", "from torch import nn\nclass Net(nn.Module): ...\n", "is a program in Python", "shardwright.shard"),
+        ("sft.py", "from unsloth import FastLanguageModel\n", "is no job: it is a program of Unsloth", "as a job"),
+        ("train.log", "[rank0] iteration 10/ 100\n", "is no job; ", "`shardwright validate` compares a table"),
+        ("runs.csv", "id,layers\n1,2\n", "is no job; ", "`shardwright validate` compares a table"),
+        ("mine.yaml", "size: 8\n", "is no job, which is a TOML file", "say it as a job"),
+    ],
+)
+def test_a_file_that_is_no_job_is_not_taken_for_a_faulty_one(
+    here: Path, refused: Refused, name: str, text: str, fault: str, way_out: str
+) -> None:
+    (here / name).write_text(text)
+    (told,) = refused(job=name).faults
+    assert told.startswith(f"{name} {fault}") and way_out in told and "TOML:" not in told
+
+
 def test_a_name_like_none_is_answered_with_the_commands_that_list_names(refused: Refused) -> None:
     (fault,) = refused(job="zzz").faults
     assert "`shardwright models` lists" in fault and "llama3-8b" not in fault
