@@ -35,6 +35,7 @@ _ENGINES = (
     re.compile(rf"\.py[\"']?\s[^#;&|]{{0,512}}?--config[=\s]\s*[\"']?{_FILE}"),
     re.compile(rf"\.py[\"']?\s(?:\\\s)?\s*[\"']?{_FILE}"),  # the first argument of a program
 )
+_CLIMBING = re.compile(r"^(?:\.{1,2}/){1,3}")
 _OF_ENGINES = re.compile(r"^[ \t\"']*(?:distributed_type|compute_environment|zero_optimization)\b", re.MULTILINE)
 _MODEL_FILE = re.compile(rf"\bconfig_name[=\s]\s*[\"']?{_FILE}")
 _YAML = (".yaml", ".yml")
@@ -100,7 +101,8 @@ def engine_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
 def _taken(file: Path, named: Collection[str]) -> list[Path]:
     """The files to take of some names: a single one, or one that says how things are split and one with the options of
     the program."""
-    paths = [path for name in sorted(named) if (path := below(file, name)) is not None]
+    beside = [_CLIMBING.sub("", name) for name in sorted(named)]  # a folder beside that of the script lies below others
+    paths = [path for name in beside if (path := below(file, name)) is not None]
     if len(named) == 1 or len(paths) != len(named) or len(named) > len(_Kind):
         return paths if len(named) == 1 else []
     return paths if len({_kind_of(path) for path in paths}) == len(paths) else []
