@@ -113,3 +113,12 @@ def test_tables_that_a_rank_holds_are_not_cast() -> None:
         for vocab in (32000, 128000)
     )
     assert small == large
+
+
+def test_a_policy_of_heads_keeps_query_key_and_value_beside_attention() -> None:
+    """All products but the first are computed again."""
+    chain = chains(MIXTURE, PlanGrid(precision="bf16"), software_of("xla"))["dense"]
+    heads, sums = LLAMA.sequence * (32 + 2 * 8) * 128, 4 * LLAMA.sequence * LLAMA.heads
+    assert kept_bytes(chain, "heads") == 2 * (2 * STREAM + heads) + sums
+    kept = {operator.name for operator in chain if not share_run_again(operator, "heads")}
+    assert kept == {"qkv", "rotary", "attention"}

@@ -69,7 +69,8 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
     Cut.recompute has the policies. full: only the layer's input, which its first norm keeps in 16 bits. stage: nothing,
     because the stage keeps its input. selective: all but the attention core's scores (Korthikanti et al. 2022, section
     5). matmul: the results of attention and of every second product, and the input (torchtitan's "selective op").
-    kernel: those of attention, and the input (the same where products are no operators of torch, as in nvfp4).
+    kernel: those of attention, and the input (the same where products are no operators of torch, as in nvfp4). heads:
+    query, key and value, too (MaxText's policies that name these).
     experts: all but norms' results and the half of a layer that has experts (Megatron-LM's modules layernorm and moe).
     Names of operators: all but the results of these operators. A norm's result is kept as the input of products.
     """
@@ -84,11 +85,12 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
         return sum(o.kept for o in chain if not _is_of_experts(o) and o.name not in _NORM_RESULTS) + sum(
             o.kept for o in chain if o.name == "norm before experts"
         )
-    if policy in ("matmul", "kernel"):
+    if policy in ("matmul", "kernel", "heads"):
         enter = next((o for o in chain if o.name == "attention enter"), None)
         product_elements = sum(p.batch * p.rows * p.columns for o in chain for p in o.products if p.weight)
         attention_bytes = sum(o.kept_result for o in chain if o.name == "attention")
         products = HALF * product_elements / 2 * (policy == "matmul")
+        products = products + sum(o.kept for o in chain if o.name in _HEADS and policy == "heads")
         return products + attention_bytes + (_input_bytes(chain, enter) if enter else 0.0)
     operators = named_operators(policy)
     recomputed = {
@@ -99,6 +101,8 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
     return sum(o.kept for o in chain if o.kept_tensor not in recomputed)
 
 
+# Operators that give query, key and value.
+_HEADS = ("qkv", "heads", "rotary")
 # Operators that keep what a norm gave.
 _NORM_RESULTS = ("attention enter", "mlp enter")
 # Of the second half of a layer with experts.
@@ -161,8 +165,9 @@ def share_run_again(operator: Operator, policy: str) -> float:
         return float(operator.name == "attention" and operator.scores is None)
     if policy == "experts":
         return float(_is_of_experts(operator) or operator.recompute_unit == "norm")
-    if policy == "kernel":
-        return float(operator.scores is None)
+    if policy in ("kernel", "heads"):
+        is_kept = policy == "heads" and operator.name in _HEADS
+        return float(operator.scores is None and not is_kept)
     if policy == "matmul":
         return 0.5 if operator.products else float(operator.scores is None)
     return float(operator.recompute_unit in named_operators(policy))
