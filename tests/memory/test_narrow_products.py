@@ -122,3 +122,17 @@ def test_a_policy_of_heads_keeps_query_key_and_value_beside_attention() -> None:
     assert kept_bytes(chain, "heads") == 2 * (2 * STREAM + heads) + sums
     kept = {operator.name for operator in chain if not share_run_again(operator, "heads")}
     assert kept == {"qkv", "rotary", "attention"}
+
+
+def test_fsdp_keeps_gradients_of_shards_on_the_host_with_the_optimizer() -> None:
+    plan = {"zero": 3, "offload_optimizer": 1.0, "offload_parameters": 1.0}
+    assert float(memory_of("fsdp-2024", **plan).gradients) == 0.0
+    assert float(memory_of("kempnerforge", **plan).gradients) > 0.0
+
+
+def test_a_weight_larger_than_zero_3_gathers_ahead_is_gathered_whole() -> None:
+    wide = replace(LLAMA, hidden=32768, head_dim=1024, ffn=131072, layers=4)
+    matrix = 32768 * 131072
+    buffers = float(memory_of("deepspeed-2021", wide, zero=3, precision="fp16").buffers)
+    assert buffers == pytest.approx(2 * 2 * matrix, rel=0.001)
+    assert float(memory_of("deepspeed-2021", zero=3, precision="fp16").buffers) == 2 * (1e9 + 5e8)

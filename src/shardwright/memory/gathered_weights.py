@@ -35,10 +35,11 @@ def gathered_bytes(
     in_layer: Numbers = layer if is_loop else software.gathered_layers * layer + tables
     at_loss: Numbers = table if is_loop else in_layer
     if facts.gathered:
-        in_layer = at_loss = np.minimum(num_elements, facts.gathered)
+        at_most = np.maximum(facts.gathered, _largest_weight(run))  # one that is larger is gathered by itself
+        in_layer = at_loss = np.minimum(num_elements, at_most)
     waiting = (_largest_weight(run), table) if is_loop else (layer, layer)
     if facts.buffered[1]:
-        waiting = facts.buffered[1], facts.buffered[1]
+        waiting = (np.maximum(facts.buffered[1], _largest_weight(run)),) * 2
     in_turn = 1 - keeps_whole(grid, software)
     in_layer, at_loss = in_layer * in_turn, at_loss * in_turn
     element_bytes = FLOAT32 if facts.gathers_wide else grid.element_bytes
