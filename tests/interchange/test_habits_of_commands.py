@@ -1,10 +1,15 @@
 """Habits of scripts with several training commands, and what is left open by the one that is read."""
 
+from pathlib import Path
+
 import pytest
 
-from interchange.test_habits_of_files import OPTIONS, script
+from interchange.test_habits_of_files import MEGATRON, OPTIONS, faults, script
 from interchange.test_trainer_commands import FACTORY, MODEL, job_read
 from shardwright.config.base import PlanError
+from shardwright.interchange.foreign_job import read_job_of
+from shardwright.interchange.imported import Asked
+from shardwright.interchange.system import SOURCES
 
 SHARDS = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}'
 
@@ -76,7 +81,7 @@ def test_a_configuration_without_its_experiment_says_that_the_program_is_taken()
     )
     training += "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 32, train_iters: 9, "
     training += "max_position_embeddings: 32, micro_batch_size: 1, global_batch_size: 8, optimizer: {lr: 1e-4}}\n"
-    note = "no file of an experiment names the program that trains; train_gpt.py is taken"
+    note = "no file of an experiment names the program that trains; that of GPT is taken"
     assert note in job_read({"t.yaml": training}, devices=8)[1].assumed
     named = training + "experiment: {task: {type: train, entrypoint: flagscale/train/train_gpt.py}}\n"
     assert note not in job_read({"t.yaml": named}, devices=8)[1].assumed
@@ -103,3 +108,30 @@ def test_a_folder_that_is_called_as_a_model_of_the_hub_is_taken_for_it(path: str
     answer = job_read(texts)[1]
     assert answer.job.model.name == model
     assert any(f"the catalog's {model}, by the folder" in note for note in answer.assumed)
+
+
+@pytest.mark.parametrize("line", ["template_json=t.json", "TEMPLATE=conf/t.json", "T=$PWD; B=1"])
+def test_a_configuration_is_made_of_a_file_beside_the_script(line: str, tmp_path: Path) -> None:
+    source = {"template_json=t.json": "${template_json}", "TEMPLATE=conf/t.json": '"$TEMPLATE"'}.get(line, "t.json")
+    template = tmp_path / ("conf/t.json" if "conf" in line else "t.json")
+    template.parent.mkdir(exist_ok=True)
+    template.write_text('{"zero_optimization": {"stage": ZERO_STAGE}, "train_micro_batch_size_per_gpu": 2}')
+    made = f"sed 's/ZERO_STAGE/2/' {source} | sed 's/x/y/' > made.json"
+    flags = "--no-pipeline-parallel --global-batch-size 16 --deepspeed --deepspeed_config made.json"
+    (tmp_path / "run.sh").write_text("\n".join(("#!/bin/bash", line, made, MEGATRON + flags)))
+    assert read_job_of(SOURCES["megatron"], (str(tmp_path / "run.sh"),), Asked()).job.plan.zero == 2
+    template.unlink()
+    with pytest.raises(PlanError, match=r"changes made\.json"):
+        read_job_of(SOURCES["megatron"], (str(tmp_path / "run.sh"),), Asked())
+
+
+@pytest.mark.parametrize(
+    "flags", ["--context-parallel-algo hybrid_cp_algo --ulysses-degree-in-cp 2", "--cp-comm-type a2a+p2p"]
+)
+def test_a_ring_over_ranks_that_trade_heads_is_refused_by_name(flags: str) -> None:
+    texts = script(f"{MEGATRON} --global-batch-size 16 --context-parallel-size 4 {flags}")
+    (fault,) = faults(texts)
+    assert fault.startswith(flags.replace(" --", ", --")) and "a plan has one of both" in fault
+    answer = job_read(texts, "plan.cp_method=ulysses")[1]
+    assert (answer.job.plan.cp, answer.job.plan.cp_method) == (4, "ulysses")
+    assert any("a plan has one of both" in line for line in answer.lost)

@@ -18,6 +18,7 @@ from shardwright.interchange.named_files import (
     folder_texts,
     library_texts,
     model_texts,
+    template_texts,
     text_of,
 )
 from shardwright.interchange.named_scripts import script_texts
@@ -59,6 +60,7 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
         scripts = script_texts(first, texts)
         engines, models = engine_texts(first, texts | scripts), model_texts(first, texts | scripts)
         engines |= folder_texts(first, texts | scripts | engines)
+        engines |= template_texts(first, texts | engines) if system.has_templates else {}
         bases = base_texts(first, texts)
         library = library_texts(system.library, first, texts)
     except ShellFault as error:

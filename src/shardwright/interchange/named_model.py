@@ -96,7 +96,7 @@ _OF_CACHE = re.compile(r"snapshots|[0-9a-f]{40}|master|main|hf|HF|model|weights"
 
 
 def _as_on_hub(part: str) -> str:
-    """A folder by its model's name: those of caches are models--OWNER--NAME, and ModelScope's have ___ for dots."""
+    """A folder by the name of its model: in caches it is models--OWNER--NAME, and ModelScope's have ___ for a dot."""
     return part.removeprefix("models--").rpartition("--")[2].replace("___", ".")
 
 

@@ -54,7 +54,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings = Settings(overrides=asked.fields)
     settings.faults += [fault for fault in (_task_fault(sections),) if fault]
     if not str(sections.get("experiment.task.entrypoint", "")):
-        settings.note(say("no file of an experiment names the program that trains; train_gpt.py is taken"))
+        settings.note(say("no file of an experiment names the program that trains; that of GPT is taken"))
     multiple, multiplier = arguments.pop("multiple_of", None), arguments.pop("hidden_dim_multiplier", 1.0)
     if arguments.get("swiglu") is True and is_whole(multiple) and "ffn_hidden_size" not in arguments:
         arguments["ffn_hidden_size"] = _width(arguments.get("hidden_size"), multiple, multiplier)
