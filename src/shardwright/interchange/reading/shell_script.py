@@ -50,6 +50,7 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)  # texts of files that here-documents write, by name
     lost: dict[str, int] = field(default_factory=dict)  # configurations that are changed in an unknown way: their lines
+    changed: dict[str, int] = field(default_factory=dict)  # scripts that are so changed: the line of the first change
     unended: frozenset[str] = frozenset()  # names of `written` files whose last lines have no end
     batch: dict[str, str] = field(default_factory=dict)  # options of the batch system
     notes: list[str] = field(default_factory=list)
@@ -127,8 +128,17 @@ class Script:
             self.given = outer
 
     def script_text(self, word: str) -> str:
-        """The text of the script that a word names; of several with its name, the one whose path ends most like it."""
+        """The text of the script that a word starts; of several with its name, the one whose path ends most like it.
+        A note tells of one that was changed."""
         path = PurePath(word)
+        if line := self.changed.pop(path.name, 0):
+            self.notes.append(
+                say(
+                    "line {line}: {file} is changed before it is started, which is not followed",
+                    line=line,
+                    file=path.name,
+                )
+            )
         alike = [name for name in self.paths if PurePath(name).name == path.name]
         if len(alike) < 2:
             return self.files[path.name]
@@ -165,16 +175,14 @@ class Script:
             self.lost[PurePath(path).name] = line
 
     def change(self, line: int, paths: Sequence[str], words: Sequence[str]) -> None:
-        """Make unknown what a command writes into other scripts: the variables whose assignments are in its words, or
-        all that they assign."""
+        """Make unknown what a command writes into other scripts, which may be started afterwards: the variables whose
+        assignments are in its words, or all that they assign."""
         names = {name for word in words for name in _ASSIGNED.findall(word)}
         for name in [PurePath(path).name for path in paths]:
             for variable in names or {*_ASSIGNED.findall(self.files[name])}:
                 assignment = re.compile(rf"^([ \t]*(?:export[ \t]+)?{variable}=).*$", re.MULTILINE)
                 self.files[name] = assignment.sub(rf"\1${variable}", self.files[name])
-            self.notes.append(
-                say("line {line}: {file} is changed before it is started, which is not followed", line=line, file=name)
-            )
+            self.changed.setdefault(name, line)
 
     def start(self, text: str, depth: int, arguments: Sequence[str]) -> None:
         """Follow a script that another one starts with arguments. Raises ShellFault."""
