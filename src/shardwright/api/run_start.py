@@ -142,11 +142,12 @@ def cost_text(job: JobSpec) -> str:
     estimate = _predicted(job)
     if estimate is None:
         return ""
+    from shardwright.config.units import number_text
     from shardwright.cost.money import price_words
     from shardwright.report.plans_text import usd_text
 
     money = estimate.cost_of_steps(estimate.num_steps_of_run)
-    cost = say("{device_hours:,.3g} device-hours", device_hours=money.device_hours)
+    cost = say("{hours} device-hours", hours=number_text(float(money.device_hours)))
     if money.usd is not None:
         cost = say("{hours} and {usd}, {price}", hours=cost, usd=usd_text(money.usd), price=price_words(job.cluster))
     told = say(

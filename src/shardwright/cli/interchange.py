@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
     from shardwright.config.job import JobSpec
     from shardwright.interchange.imported import Imported
+    from shardwright.interchange.job_files import JobFiles
     from shardwright.interchange.system import System
     from shardwright.planner.advice.advice import Advice
     from shardwright.planner.advice.objections import Objection
@@ -221,28 +222,32 @@ def from_options(command: Any) -> Any:
 
 def load_predicted_from(
     name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster", language: str
-) -> "JobSpec":
-    """A job of another system under its own plan, to predict it. Notes on the import, in a language, go to standard
-    error. Raises PlanError."""
+) -> "tuple[JobSpec, JobFiles | None]":
+    """A job of another system under its own plan, to predict it, and its files. Notes on the import, in a language, go
+    to standard error. Raises PlanError."""
     from shardwright.api.asked_job import planned
     from shardwright.api.imported_job import imported_job
+    from shardwright.interchange.job_files import origin_of
     from shardwright.report.imported_text import imported_notes
 
     imported = imported_job(name, files, sets, cluster)
     spec = planned(say("job {name}", name=imported.job.name), imported.job)
     click.echo(imported_notes(imported, with_data=False, language=language) + "\n", err=True)
-    return spec
+    return spec, origin_of(name, files, imported)
 
 
 def load_from(
     name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster", language: str
-) -> "tuple[JobToPlan, Imported, System]":
-    """A job of another system to find better plans for, its import, and that system in the release of the files. Notes
-    on the import, in a language, go to standard error."""
+) -> "tuple[JobToPlan, Imported, JobFiles | None]":
+    """A job of another system to find better plans for, its import, and its files, if that system's are written, too.
+    Notes on the import, in a language, go to standard error."""
+    from dataclasses import replace
+
     from shardwright.api.asked_job import with_own_plan
     from shardwright.api.imported_job import imported_job
     from shardwright.config.base import PlanError
-    from shardwright.interchange.system import SYSTEMS, system_of
+    from shardwright.interchange.job_files import origin_of
+    from shardwright.interchange.system import SOURCES
     from shardwright.report.imported_text import imported_notes
 
     imported = imported_job(name, files, sets, cluster)
@@ -251,11 +256,19 @@ def load_from(
         fault = say("nothing says what devices it runs on; say it with --device, such as h100-sxm")
         raise PlanError(f"{name} {files[0]}", [fault])
     click.echo(imported_notes(imported, with_data=False, language=language) + "\n", err=True)
-    return with_own_plan(job), imported, SYSTEMS[system_of(name, files).name]
+    to_plan, origin = with_own_plan(job), origin_of(name, files, imported)
+    if origin is None:
+        note = say(
+            "files of {system} are read and not written, so plans are told as fields of a job: set them in its files "
+            "by its own names",
+            system=SOURCES[name].title,
+        )
+        to_plan = replace(to_plan, notes=(*to_plan.notes, note))
+    return to_plan, imported, origin
 
 
 def changes(
-    system: "System", own_job: "JobSpec", advice: "Advice", imported: "Imported", language: str | None
+    origin: "JobFiles", own_job: "JobSpec", advice: "Advice", imported: "Imported", language: str | None
 ) -> "str | dict[str, Any]":
     """The changes of settings that make the imported job faster, as text in a language; as data for JSON if it is
     None."""
@@ -264,12 +277,12 @@ def changes(
     from shardwright.report.flag_changes import changes_dict, changes_text, faster_plans
 
     (own_plan,) = priced([own_job], shipped())
-    faster = faster_plans(system, own_plan, advice, imported.sources)
+    faster = faster_plans(origin, own_plan, advice, imported.sources)
     if language is None:
         return changes_dict(own_plan, faster)
     first = advice.recommendation.plan.job if advice.recommendation else None
-    is_lacking = first is not None and export_objection(system, first) is not None
-    return changes_text(system, own_plan, imported.names, faster, language, is_lacking=is_lacking)
+    is_lacking = first is not None and export_objection(origin.system, first) is not None
+    return changes_text(origin, own_plan, faster, language, is_lacking=is_lacking)
 
 
 def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":

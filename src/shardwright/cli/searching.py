@@ -151,7 +151,7 @@ def layout(
     "--from",
     "system_name",
     cls=SystemOption,
-    is_written=True,
+    is_written=False,
     help="JOB is a launch script or configuration of this training system; says which of its settings to change.",
 )
 @click.option(
@@ -186,21 +186,21 @@ def plan(
     details, target_name, language = (options.pop(name) for name in ("details", "target_name", "language"))
     question, cluster = question_of(PlanQuestion, options), asked_cluster(options)
     subject = say("job {name}", name=job)
-    imported = system = None
+    imported = origin = None
     if system_name:
         read = partial(load_from, system_name, (job, *further_files), overrides, cluster, language)
-        _, (to_plan, imported, system) = together(subject, question.constraints, read)
+        _, (to_plan, imported, origin) = together(subject, question.constraints, read)
     else:
         load = partial(load_to_plan, job, overrides, cluster, as_json, run_tokens=question.tokens)
         _, to_plan = together(subject, question.constraints, load)
-    target, to_plan, objection = kept_to(target_name, system, to_plan)
+    target, to_plan, objection = kept_to(target_name, origin and origin.system, to_plan)
     restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
     with search_shown(command_language()):
         plans = found_plans(subject, to_plan, question, restrict, objection)
         advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
-    if system and imported and to_plan.own_job and not to_plan.own_faults:
-        own_changes = changes(system, to_plan.own_job, advice, imported, None if as_json else language)
+    if origin and imported and to_plan.own_job and not to_plan.own_faults:
+        own_changes = changes(origin, to_plan.own_job, advice, imported, None if as_json else language)
     if toml and plans.best is not None:
         write_toml(toml, with_paths_from(plans.best, toml.parent) if system_name else plans.best)
 

@@ -18,6 +18,7 @@ from shardwright.interchange.reading.followed_text import FollowedText
 from shardwright.interchange.reading.shell_commands import Command
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_pipes import Given, Printed
+from shardwright.interchange.reading.shell_regexes import MATCHED
 from shardwright.interchange.reading.shell_skipped import SkippedPart
 from shardwright.interchange.reading.shell_values import Variables
 from shardwright.interchange.reading.shell_words import ShellFault, ShellReader
@@ -78,10 +79,16 @@ class Script:
         for name, value in variables.items():
             self.variables.values.setdefault(name, value)
         self.variables.values.setdefault("#", "0")
+        self.variables.values.setdefault(MATCHED, [])
         FollowedText(self, ShellReader(text).read(), depth).all()
 
     def output_of(self, text: str) -> str | None:
         """Output of the commands of an expansion, without the ends of the last lines; None if it is unknown."""
+        printed = self.printed_by_commands(text)
+        return None if printed is None else printed.rstrip("\n")
+
+    def printed_by_commands(self, text: str) -> str | None:
+        """Output of commands in a shell of their own; None if it is unknown."""
         state = (dict(self.functions), dict(self.written), dict(self.files), dict(self.batch))
         num_commands, num_notes, ended_on = len(self.commands), len(self.notes), self.ended_on
         is_known, succeeds = self.level < _MOST_LEVELS, None
@@ -100,7 +107,7 @@ class Script:
         if not is_known or printed.text is None:
             return None
         self.variables.substituted = succeeds
-        return printed.text.rstrip("\n")
+        return printed.text
 
     @contextmanager
     def printing(self, printed: Printed | None) -> Iterator[Printed]:

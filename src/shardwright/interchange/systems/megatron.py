@@ -329,4 +329,5 @@ FACTS = System(
     software="megatron-core",
     written=WRITTEN,
     signs=SIGNS,
+    has_templates=True,
 )
