@@ -26,6 +26,7 @@ import yaml
 from interchange.drawn_jobs import jobs_of
 from interchange.exports import NUM_EXPORTS, arguments_of
 from interchange.trainer_classes import axolotl_names, axolotl_values, compared, job_values, llama_factory_values
+from shardwright.config.load import load_job
 from shardwright.interchange.exported import exported
 from shardwright.interchange.reading.python_source import Reader, source_of_text
 from shardwright.interchange.system import SYSTEMS
@@ -205,6 +206,40 @@ def test_torchtitan_takes_every_export(
         assert len(read.model_spec.model.layers) == job.model.layers
         seen |= own.keys()
     assert {"parallelism.module_fqns_per_model_part", "training.disable_cuda_graphs"} <= seen
+
+
+@in_python
+@pytest.mark.usefixtures("with_triton")
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_torchtitan_takes_the_data_and_the_checkpoints_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mixture: bool
+) -> None:
+    from torchtitan.config import ConfigManager
+    from torchtitan.hf_datasets.text_datasets import DATASETS
+
+    (tmp_path / "rows.jsonl").write_text('{"text": "of a row"}\n')
+    data = 'data.sources=[{path="rows.jsonl", weight=3}, {path="rows.jsonl"}]' if is_mixture else "data.path=rows.jsonl"
+    stated = ("data.tokenizer=/models/llama3", "checkpoint.every_steps=70", "run.seed=7", "run.log_every=3", data)
+    job = load_job(
+        "quickstart", ("model.name=llama3-8b", "plan.zero=3", "plan.dp=8", "plan.tp=1", "plan.pp=1", *stated)
+    )
+    system = SYSTEMS["torchtitan"]
+    assert system.run_files is not None
+    files = system.run_files.write(job, tmp_path, 1.0)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("job_config", None)
+    read: Any = ConfigManager().parse_args(arguments_of(files["run.sh"], "torchtitan.train"))
+    assert (read.hf_assets_path, read.debug.seed, read.metrics.log_freq) == ("/models/llama3", 7, 3)
+    assert (read.checkpoint.enable, read.checkpoint.interval) == (True, 70)
+    assert read.checkpoint.folder == str(tmp_path / "runs" / "quickstart" / "torchtitan")
+    loaders = read.dataloader.sources if is_mixture else [read.dataloader]
+    assert [getattr(loader, "weight", None) for loader in loaders] == ([3.0, 1.0] if is_mixture else [None])
+    for loader in loaders:
+        known = DATASETS[loader.dataset]
+        pytest.importorskip("datasets.load")
+        assert [known.sample_processor(row) for row in known.loader(known.path)] == ["of a row"]
 
 
 @in_python
