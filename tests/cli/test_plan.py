@@ -158,7 +158,7 @@ def test_the_cluster_of_a_job_is_replaced() -> None:
 
 def test_a_name_that_is_nothing_lists_near_ones() -> None:
     text = str(refusal("plan", "llama-8b", "--devices", "64", "--device", "h100-sxm"))
-    assert "did you mean llama3-8b (a model) or" in text
+    assert "did you mean llama3-8b (a model), " in text
     assert "no plan of llama3-405b fits on 8 h100-sxm" in str(
         refusal("estimate", "llama3-405b", "--devices", "8", "--device", "h100-sxm")
     )
