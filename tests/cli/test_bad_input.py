@@ -3,6 +3,7 @@
 The commands run in this process, so that a case takes milliseconds; a few at the end are processes of their own.
 """
 
+import json
 import os
 import re
 import socket
@@ -410,6 +411,23 @@ def test_the_folder_of_a_run_is_told_with_the_commands_that_read_it(here: Path, 
     (here / "run" / METRICS).write_text("{}\n")
     (fault,) = refused(job="run").faults
     assert fault.startswith("run is the folder of a run, which `shardwright runs`, `top`, `report` and `generate` read")
+
+
+def test_the_folder_of_a_run_with_its_card_is_its_job(
+    here: Path, command: Callable[..., tuple[object, str, str]]
+) -> None:
+    job = load_job("quickstart", ("plan.tp=1", "plan.dp=4"))
+    (here / "run").mkdir()
+    (here / "run" / METRICS).write_text("{}\n")
+    (here / "run" / "report.json").write_text(json.dumps({"job": job.model_dump(mode="json")}))
+    told = command("estimate", "run", "--json")
+    assert told[:2] == command("estimate", "quickstart", "--set", "plan.tp=1", "--set", "plan.dp=4", "--json")[:2]
+    for card in ("", "[]", '{"job": 1}', "[" * 10_000):
+        (here / "run" / "report.json").write_text(card)
+        status, out, err = command("estimate", "run")
+        assert (status, out) == (2, "") and "report.json is no card of a run" in err
+    status, out, err = command("validate", "run")
+    assert (status, out) == (2, "") and "it is a folder; name a CSV file" in err
 
 
 @pytest.mark.parametrize("job", ["docs/pretrain.sh", "run.sh"])

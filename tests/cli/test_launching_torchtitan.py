@@ -139,6 +139,11 @@ def test_what_torchtitan_does_otherwise_is_refused(folder: Path, stated: str, fa
     assert not (folder / "job.sh").exists()
 
 
+def test_the_nearest_plan_that_it_has_is_told(folder: Path) -> None:
+    done = launch(folder, *FOR, stated=(*STATED, "plan.zero=1"))
+    assert "the nearest plan that torchtitan has: --set plan.zero=2" in str(done.exception)
+
+
 def test_chats_are_refused(folder: Path) -> None:
     done = launch(folder, *FOR, stated=(*STATED, "data.chats=true", "data.separate_documents=true"))
     assert done.exit_code and "data.chats can't be said for torchtitan" in str(done.exception)

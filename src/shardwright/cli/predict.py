@@ -116,8 +116,12 @@ def _predicted_job(
     return load_predicted(job, overrides, cluster, as_json, tokens), None
 
 
+_TABLE = click.Path(exists=True, path_type=Path)
+_TABLE.name = "file"  # in messages: that it is no folder is told with a way out
+
+
 @click.command(cls=LocalizedCommand)
-@click.argument("runs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("runs", type=_TABLE)
 @json_option
 @language_option
 @file_option("--out", help="Write each row's prediction, and where its time goes, as CSV.")
@@ -135,6 +139,9 @@ def validate(runs: Path, as_json: bool, language: str, out: Path | None, oom: Pa
     from shardwright.measure.validate import validate as compare
     from shardwright.report.validation_text import validation_text, write_rows
 
+    if runs.is_dir():
+        way_out = say("name a CSV file; `shardwright report {path}` sets a run beside its prediction", path=str(runs))
+        raise PlanError(say("file {path}", path=str(runs)), [say("it is a folder; {way_out}", way_out=way_out)])
     oom_beside_runs = runs.parent / "oom.csv"
     oom = oom or (oom_beside_runs if oom_beside_runs.exists() and not oom_beside_runs.samefile(runs) else None)
     for table in filter(None, (runs, oom)):

@@ -11,7 +11,7 @@ from shardwright.cli.answer_pages import tell_answer
 from shardwright.cli.checked_job import load_predicted, load_to_plan, tell_notes
 from shardwright.cli.cluster_option_names import CLUSTER_OPTIONS
 from shardwright.cli.command_language import command_language
-from shardwright.cli.interchange import changes, export_objection, held_to, load_from, planned_for
+from shardwright.cli.interchange import changes, held_to, kept_to, load_from
 from shardwright.cli.job_options import (
     PredictCommand,
     TokenCount,
@@ -193,10 +193,7 @@ def plan(
     else:
         load = partial(load_to_plan, job, overrides, cluster, as_json, run_tokens=question.tokens)
         _, to_plan = together(subject, question.constraints, load)
-    target, objection = origin and origin.system, None
-    if target_name:
-        target, to_plan = planned_for(target_name, to_plan)
-        objection = partial(export_objection, target)
+    target, to_plan, objection = kept_to(target_name, origin and origin.system, to_plan)
     restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
     with search_shown(command_language()):
         plans = found_plans(subject, to_plan, question, restrict, objection)
