@@ -21,10 +21,10 @@ import torch
 import shardwright.cli.main
 import shardwright.train.launch.launch
 from shardwright.config.load import load_job
+from shardwright.config.run_file_names import METRICS
 from shardwright.config.text_columns import num_columns
 from shardwright.train.launch.rank_environment import SPEAKING_S
 from shardwright.train.launch.run_folder import holding
-from shardwright.train.run_files import METRICS
 from support.forked_commands import SHARDWRIGHT, run_forked
 
 JOB = """
@@ -728,6 +728,37 @@ def test_every_unknown_option_and_every_wrong_value_is_told(command: Callable[..
         "No such option '-q'.",
         "Invalid value for '--devices' / '--gpus': 'x' is no whole number.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        ("plan llama3-70b --tp 8", "it is a field of the job: write --keep plan.tp=8."),
+        ("estimate quickstart --tp=8", "it is a field of the job: write --set plan.tp=8."),
+        ("estimate quickstart --tp --json", "it is a field of the job: write --set plan.tp=VALUE."),
+        ("train quickstart --steps 5", "write --set optimizer.steps=5."),
+        ("plan llama3-70b --nodes 8", "write --set cluster.nodes=8."),
+        ("plan llama3-70b --lr 1e-3", "write --set optimizer.learning_rate=1e-3."),  # its first letters
+        ("plan llama3-70b --sequense 3", "write --set model.sequence=3."),  # a slip
+        ("plan llama3-70b --seq-length 4096", "write --set model.sequence=4096."),  # as Megatron-LM calls it
+        ("plan llama3-70b --tensor-model-parallel-size 8", "write --keep plan.tp=8."),
+        ("plan llama3-70b --batch 512", "which --set overrides and shardwright fields batch lists."),
+        ("plan llama3-70b 64 h100", "(64 h100); did you mean --devices 64 --device h100?"),
+        ("plan Llama 70B --devices 64", "(70B); a name is one word; did you mean llama3-70b or llama2-70b?"),
+        ("plan llama3-70b plan.tp=8", "(plan.tp=8); did you mean --keep plan.tp=8?"),
+        ("compare llama3-8b h100-sxm:16 b200-sxm:8", "did you mean --on h100-sxm:16 --on b200-sxm:8?"),
+        ("plan --devices 64", "Missing argument 'JOB'. For example: shardwright plan llama3-8b --devices 64"),
+        ("compare llama3-8b --on h100-sxm:16,b200-sxm:8", "write --on h100-sxm:16 --on b200-sxm:8"),
+        ("import megatron", "it is a system, and none of its files is named; write import megatron FILE"),
+        ("import megatrom run.sh", "it is neither a system nor a file; did you mean megatron or"),
+    ],
+)
+def test_words_that_are_meant_otherwise_are_told_how_to_say_it(
+    words: str, way_out: str, command: Callable[..., tuple[object, str, str]]
+) -> None:
+    status, out, err = command(*words.split())
+    assert (status, out) == (2, "")
+    assert way_out in " ".join(err.split())
 
 
 @pytest.mark.parametrize(

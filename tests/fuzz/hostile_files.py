@@ -23,8 +23,8 @@ def _rows(name: str) -> tuple[dict[str, str], ...]:
 # Columns that few tables have.
 _FURTHER = (
     *("expert_tp", "attention", "software", "grads", "moments", "masters", "offload", "host", "overlap", "compiled"),
-    *("dispatcher", "grouped", "graphs", "cp_method", "routing", "window", "shard_group", "memory_kind"),
-    *("dropout", "fused_loss", "split_inputs", "no_sync"),
+    *("dispatcher", "grouped", "graphs", "cp_method", "optimizer", "routing", "window", "shard_group", "memory_kind"),
+    *("dropout", "fused_loss", "split_inputs", "no_sync", "autocast", "whole_experts", "float8_gather"),
 )
 
 

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
-from shardwright.layers.chains import chains, kept_bytes
+from shardwright.layers.chains import cast_bytes, chains, kept_bytes
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.memory.rank_estimate import Memory, peak_memory
 
@@ -17,8 +17,9 @@ SHAPE = ModelShape(layers=2, hidden=256, heads=8, kv_heads=2, head_dim=32, ffn=7
 TOKENS = 2 * SHAPE.sequence
 
 
-def saved_bytes(num_layers: int) -> int:
-    """Bytes of all tensors that autograd saves for the backward of a Llama in bfloat16, but parameters and tables."""
+def saved_bytes(num_layers: int, number: torch.dtype = torch.bfloat16) -> int:
+    """Bytes of all tensors that autograd saves for the backward of a Llama with weights of a number type, but
+    parameters and tables."""
     config = LlamaConfig(
         vocab_size=SHAPE.vocab,
         hidden_size=SHAPE.hidden,
@@ -28,7 +29,7 @@ def saved_bytes(num_layers: int) -> int:
         num_key_value_heads=SHAPE.kv_heads,
         attn_implementation="sdpa",
     )
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model = LlamaForCausalLM(config).to(number)
     known = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     saved: dict[int, torch.Tensor] = {}
 
@@ -108,3 +109,26 @@ def test_replicas_under_ddp_have_buckets_and_under_fsdp_none() -> None:
     )
     assert float(several.gradients) == float(alone.gradients)
     assert float(ddp.gradients) == 2 * float(alone.gradients) == 4 * float(fsdp.gradients)
+
+
+def test_under_autocast_a_layer_keeps_float32_between_products_and_casts_of_weights() -> None:
+    """To the byte but for the two factors of norms: inputs of norms, their normal results and the weights in float32,
+    the input of each product once more in 16 bits, and each matrix."""
+    saved = {}
+    for num_layers in (1, 2):
+        with torch.autocast("cpu", torch.bfloat16):
+            saved[num_layers] = saved_bytes(num_layers, torch.float32)
+    software = software_of("transformers-2025+autocast")
+    chain = chains(SHAPE, PlanGrid(microbatch=2, precision="bf16"), software)["dense"]
+    kept = kept_bytes(chain, "none") + cast_bytes(chain, software)
+    assert kept == saved[2] - saved[1] - 2 * 4 * TOKENS
+
+
+def test_fsdp_under_autocast_gathers_float32() -> None:
+    grid = replace(IN_BF16, dp=2, zero=3, microbatch=1, global_batch=2, has_masters=True)
+    narrow, wide = (peak_of(MISTRAL, grid, f"transformers-2024{change}") for change in ("", "+autocast"))
+    layer = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)
+    gathered = 2 * layer + 2 * 32000 * 4096
+    # Two layers and both tables, and the gradients of a layer on their way, in 4 bytes in place of 2.
+    assert float(wide.buffers) - float(narrow.buffers) == pytest.approx(2 * (gathered + layer), rel=0.001)
+    assert float(wide.activations) == pytest.approx(2 * float(narrow.activations), rel=0.1)

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardwright.api.shown import Shown
+from shardwright.config import largest
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH, say
@@ -89,8 +90,15 @@ class Estimated(Shown):
         return [{"pp_rank": rank, **num_bytes} for rank, num_bytes in enumerate(self._values["memory"])]
 
 
-def estimated(subject: str, job: JobSpec, with_others: bool = False, origin: "JobFiles | None" = None) -> Estimated:
-    """The prediction of a checked job; `with_others` adds predictions with all other software. Raises PlanError."""
+def estimated(
+    subject: str, job: JobSpec, with_others: bool = False, tokens: float = 0.0, origin: "JobFiles | None" = None
+) -> Estimated:
+    """The prediction of a checked job, of a run of some `tokens`, if any are stated, in place of its steps;
+    `with_others` adds predictions with all other software, and `origin` are files of another system. Raises
+    PlanError."""
+    if tokens:
+        steps = max(1, round(min(tokens / job.tokens_per_step, largest.STEPS)))
+        job = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"steps": steps})})
     if not with_others:
         return Estimated(job, origin=origin)
     if job.cluster.device == "unknown":

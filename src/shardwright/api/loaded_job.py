@@ -22,6 +22,7 @@ from shardwright.config.plain_values import GivenOptions, plain, strange
 from shardwright.config.toml_text import value_text
 from shardwright.planner.scaling import sizes_of
 from shardwright.planner.search.constraints import constraints_of
+from shardwright.planner.search.objectives import Objective
 from shardwright.report.timeline.job_study import study_job
 from shardwright.report.toml_files import job_toml, write_toml
 
@@ -94,14 +95,19 @@ class Job(AskedJob):
         """
         return self.set(*_as_overrides(sections))
 
-    def estimate(self, *, beside: bool = False) -> Estimated:
-        """The command `estimate`: memory by rank, and for a known device the verdict on its fit, time, MFU and money.
+    def estimate(self, *, beside: bool = False, tokens: float = 0.0) -> Estimated:
+        """The command `estimate`: memory by rank, and for a known device the verdict on its fit, time, MFU and money,
+        of a run of some `tokens` in place of the job's steps.
 
         >>> estimate = load("tiny-llama", "plan.tp=2", devices=8, device="h100-sxm").estimate()
         >>> estimate.fits, estimate.parameters
         (True, 803968)
         """
-        return estimated(self.subject, self.spec, with_others=beside)
+        options = GivenOptions()
+        tokens = options.number("tokens", tokens, 1e12)
+        options.check(self.subject)
+        asked = replace(self, run_tokens=Objective(tokens=tokens).tokens)
+        return estimated(self.subject, asked.spec, with_others=beside, tokens=tokens)
 
     def plan(
         self,

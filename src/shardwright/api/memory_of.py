@@ -87,7 +87,7 @@ def memory_of(
     try:
         job = module_job(plan, optimizer, precision, dp if isinstance(dp, int) else 1)
     except PlanError as error:
-        raise PlanError(SUBJECT, error.faults + faults) from None
+        raise PlanError(SUBJECT, error.faults + faults, error.way_out) from None
     if faults:
         raise PlanError(SUBJECT, faults)
     split_module = module_units(module, units)

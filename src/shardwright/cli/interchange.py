@@ -1,6 +1,8 @@
 """The commands that import jobs from other training systems, and export jobs to them."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -164,7 +166,7 @@ def export_job(
     if as_json:
         left_out, rate = list(result.left_out), result.unsaid_learning_rate
         click.echo(json.dumps({"files": result.files, "left_out": left_out, "unsaid_learning_rate": rate}))
-    elif notes := exported_notes(result, target.title, language):
+    elif notes := exported_notes(result, target, language):
         click.echo(notes, err=True)
 
 
@@ -278,7 +280,9 @@ def changes(
     faster = faster_plans(origin, own_plan, advice, imported.sources)
     if language is None:
         return changes_dict(own_plan, faster)
-    return changes_text(origin, own_plan, faster, language)
+    first = advice.recommendation.plan.job if advice.recommendation else None
+    is_lacking = first is not None and export_objection(origin.system, first) is not None
+    return changes_text(origin, own_plan, faster, language, is_lacking=is_lacking)
 
 
 def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
@@ -296,14 +300,37 @@ def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
             return job
         return job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": system.software})})
 
+    own_job = to_plan.own_job and of_system(to_plan.own_job)
+    noted = _with_export_note(system, to_plan)
+    return system, replace(noted, job=of_system(to_plan.job), own_job=own_job)
+
+
+def _with_export_note(system: "System", to_plan: "JobToPlan") -> "JobToPlan":
+    """The job with a note on how a plan of a system is written."""
+    from dataclasses import replace
+
     note = say(
         "every plan is one that {title} has: write it with --toml FILE, and `shardwright export FILE --to {name}` "
         "writes its files",
         title=system.title,
         name=system.name,
     )
-    own_job = to_plan.own_job and of_system(to_plan.own_job)
-    return system, replace(to_plan, job=of_system(to_plan.job), own_job=own_job, notes=(*to_plan.notes, note))
+    return replace(to_plan, notes=(*to_plan.notes, note))
+
+
+def kept_to(
+    name: str | None, system: "System | None", to_plan: "JobToPlan"
+) -> "tuple[System | None, JobToPlan, Callable[[JobSpec], Objection | None] | None]":
+    """The system to whose plans a search is held, the job for it, and the objection to plans that it does not have: the
+    system of a name, or else that of the job's own files, unless that has not what the job trains, whatever its plan
+    is. All are as given and None where neither is there."""
+    if name:
+        named, to_plan = planned_for(name, to_plan)
+        return named, to_plan, partial(export_objection, named)
+    own = export_objection(system, to_plan.own_job) if system and to_plan.own_job else None
+    if system is None or (own and not own.fields):
+        return system, to_plan, None
+    return system, _with_export_note(system, to_plan), partial(export_objection, system)
 
 
 def export_objection(system: "System", job: "JobSpec") -> "Objection | None":

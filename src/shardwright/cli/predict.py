@@ -13,6 +13,7 @@ from shardwright.cli.command_language import command_language
 from shardwright.cli.interchange import from_options, load_predicted_from
 from shardwright.cli.job_options import (
     PredictCommand,
+    TokenCount,
     asked_cluster,
     cluster_options,
     command_language_option,
@@ -23,6 +24,7 @@ from shardwright.cli.job_options import (
     language_option,
     memory_option,
     node_option,
+    refuse_tokens,
 )
 from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.cli.progress_bar import progress_shown
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=PredictCommand,
-    brief=("--devices", "--device", "--set", "--as", "--beside"),
+    brief=("--devices", "--device", "--set", "--as", "--tokens", "--beside"),
     examples=(
         "estimate llama3-8b --devices 64 --device h100-sxm",
         "estimate quickstart --set plan.zero=1",
@@ -48,20 +50,33 @@ if TYPE_CHECKING:
 @language_option
 @from_options
 @click.option(
+    "--tokens",
+    type=TokenCount(),
+    default=0.0,
+    help="Tokens of the run, such as 1e12 or 15T, in place of the job's steps.",
+)
+@click.option(
     "--beside", "with_others", is_flag=True, help="Also with all other software of the catalog, side by side."
 )
 def estimate(
-    job: str, overrides: tuple[str, ...], as_json: bool, with_others: bool, language: str, **options: Any
+    job: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    with_others: bool,
+    language: str,
+    tokens: float,
+    **options: Any,
 ) -> None:
     """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device.
 
     And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
     """
-    spec, origin = _predicted_job(job, overrides, options, as_json, language)
+    refuse_tokens(tokens)
+    spec, origin = _predicted_job(job, overrides, options | {"tokens": tokens}, as_json, language)
     from shardwright.api.estimated import estimated
 
     with progress_shown(command_language()):
-        prediction = estimated(f"job {job}", spec, with_others=with_others, origin=origin)
+        prediction = estimated(f"job {job}", spec, with_others=with_others, tokens=tokens, origin=origin)
     tell_answer(as_json, prediction.to_dict, lambda: fitting(prediction.in_language(language)))
 
 
@@ -90,15 +105,15 @@ def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, 
 def _predicted_job(
     job: str, overrides: tuple[str, ...], options: dict[str, Any], as_json: bool, language: str
 ) -> "tuple[JobSpec, JobFiles | None]":
-    """The job to predict; with --from that of another system's files, and these. `options` are --from, --with and the
-    cluster."""
-    system, further = options.pop("system_name"), options.pop("further_files")
+    """The job to predict; with --from that of another system's files, and these. `options` are --from, --with, the
+    cluster, and --tokens where the command has it."""
+    system, further, tokens = options.pop("system_name"), options.pop("further_files"), options.pop("tokens", 0.0)
     cluster = asked_cluster(options)
+    if further and not system:
+        raise click.UsageError(say("--with names a further file of --from; say --from, too"))
     if system:
         return load_predicted_from(system, (job, *further), overrides, cluster, language)
-    if further:
-        raise click.UsageError(say("--with names a further file of --from; say --from, too"))
-    return load_predicted(job, overrides, cluster, as_json), None
+    return load_predicted(job, overrides, cluster, as_json, tokens), None
 
 
 _TABLE = click.Path(exists=True, path_type=Path)

@@ -11,7 +11,7 @@ from shardwright.cli.answer_pages import tell_answer
 from shardwright.cli.checked_job import load_predicted, load_to_plan, tell_notes
 from shardwright.cli.cluster_option_names import CLUSTER_OPTIONS
 from shardwright.cli.command_language import command_language
-from shardwright.cli.interchange import changes, export_objection, held_to, load_from, planned_for
+from shardwright.cli.interchange import changes, held_to, kept_to, load_from
 from shardwright.cli.job_options import (
     PredictCommand,
     TokenCount,
@@ -25,6 +25,7 @@ from shardwright.cli.job_options import (
     language_option,
     memory_option,
     question_of,
+    refuse_tokens,
 )
 from shardwright.cli.progress_bar import progress_shown, search_shown
 from shardwright.cli.system_option import SystemOption
@@ -105,7 +106,7 @@ def layout(
 
 @click.command(
     cls=PredictCommand,
-    brief=("--devices", "--device", "--for", "--keep", "--toml"),
+    brief=("--devices", "--device", "--tokens", "--usd-per-hour", "--for", "--keep", "--details", "--toml"),
     examples=(
         "plan llama3-8b --devices 64 --device h100-sxm",
         "plan llama3-405b-16k --keep plan.tp=8 --toml chosen.toml",
@@ -192,10 +193,7 @@ def plan(
     else:
         load = partial(load_to_plan, job, overrides, cluster, as_json, run_tokens=question.tokens)
         _, to_plan = together(subject, question.constraints, load)
-    target, objection = origin and origin.system, None
-    if target_name:
-        target, to_plan = planned_for(target_name, to_plan)
-        objection = partial(export_objection, target)
+    target, to_plan, objection = kept_to(target_name, origin and origin.system, to_plan)
     restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
     with search_shown(command_language()):
         plans = found_plans(subject, to_plan, question, restrict, objection)
@@ -270,9 +268,7 @@ def scale(
     from shardwright.report.output import write_output
 
     expect_many_actions()
-    if not 0 <= tokens <= largest.FACTOR**2:
-        fault = say("{value:g} is not within {least:g} and {most:g}", value=tokens, least=0, most=largest.FACTOR**2)
-        raise click.BadParameter(fault, param_hint="--tokens")
+    refuse_tokens(tokens)
     language = options.pop("language")
     keep, between, subject = options.pop("keep"), options.pop("between"), say("job {name}", name=job)
 

@@ -11,8 +11,9 @@ from typing import Any
 from shardwright.config import catalog
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.hugging_face.config_json import MERGE, is_adapter, names_config
-from shardwright.config.phrase import any_of, say
+from shardwright.config.phrase import any_of, either, say
 from shardwright.config.plain_values import plain
+from shardwright.config.run_file_names import CARD, METRICS
 from shardwright.config.toml_file import read_toml
 from shardwright.config.units import MIB
 from shardwright.config.user_file import path_exists, read_text, system_reason
@@ -23,7 +24,6 @@ NAME_FIELDS = tuple(dict.fromkeys(field for _, field in _NAMING))
 _DATA_PATHS = ("path", "tokenizer", "chat_template")
 _MOST_BYTES = 8 * MIB  # of the card of a run
 _SUFFIX, _MOST_ENTRIES = ".toml", 10_000  # of files of jobs; entries of a folder that are looked at
-_METRICS, _CARD = "metrics.jsonl", "report.json"  # in the folder of a run (train/run_files.py, report/run/run_card.py)
 PATH_FIELDS = ("weights", *_DATA_PATHS)  # fields of a job that are paths
 
 
@@ -72,7 +72,7 @@ def _folder_fault(job: str) -> str:
     path = Path(job)
     if is_adapter(path):
         return say("{path} is {fault}", path=job, fault=MERGE)
-    if (path / _METRICS).is_file():
+    if (path / METRICS).is_file():
         return say(
             "{path} is the folder of a run, which `shardwright runs`, `top`, `report` and `generate` read; name the "
             "TOML file or catalog name of its job",
@@ -84,8 +84,8 @@ def _folder_fault(job: str) -> str:
 def _job_of_run(folder: Path) -> dict[str, Any] | None:
     """The fields of a run's job, as the card in its folder has them; None if there is no such card. Raises ValueError
     or OSError."""
-    card = folder / _CARD
-    if not (card.is_file() and (folder / _METRICS).is_file()):
+    card = folder / CARD
+    if not (card.is_file() and (folder / METRICS).is_file()):
         return None
     try:
         fields = json.loads(read_text(card, _MOST_BYTES, say("card of a run")))["job"]
@@ -186,7 +186,7 @@ def _name_hint(name: str) -> str:
             say("{name} (a job)", name=candidate) if candidate in jobs else say("{name} (a model)", name=candidate)
             for candidate in near
         ]
-        return say("did you mean {meant}?", meant=any_of(kinds))
+        return say("did you mean {meant}?", meant=either(kinds))
     return say(
         "there are the jobs {jobs}, and {count} models, which `shardwright models` lists",
         jobs=tuple(jobs),

@@ -3,9 +3,10 @@
 A change is the name of another attention kernel or dispatcher of tokens; CUDA graphs of the step (graphs-step); experts
 that are computed one after the other (experts-in-turn); an update in host memory by all cores that a process has
 (host-cores), and copies of pinned memory (host-pinned); dropout, whose masks are kept (dropout); a loss of single
-operators (plain-loss); inputs of recomputed layers that are split over tp ranks (split-inputs); gradients that
-are scattered once a step (whole-gradients); more overlap or less
-(overlap-tp, no-overlap-tp; of dp, pp and a2a, too).
+operators (plain-loss); parameters that are gathered in fp8 (float8-gather); products alone in 16 bits (autocast);
+inputs of recomputed layers that are split over tp ranks (split-inputs); gradients that are scattered once a step
+(whole-gradients); experts that ZeRO leaves whole (whole-experts); more overlap or less (overlap-tp, no-overlap-tp; of
+dp, pp and a2a, too).
 """
 
 from collections.abc import Mapping
@@ -42,14 +43,18 @@ _SINGLE_CHANGES: dict[str, Mapping[str, object]] = {
     "experts-in-turn": _IN_TURN,
     "plain-loss": _PLAIN_LOSS,
     "dropout": {"dropout": True},
+    "float8-gather": {"float8_gather": True},
     "split-inputs": {"splits_inputs": True},
 }
 # As the launcher set OMP_NUM_THREADS, or left it, and as a configuration has pin_memory.
 HOST_CHANGES = {"host-cores": {"one_thread": False}, "host-pinned": {"pinned": True}}
 
 
+# FullyShardedDataParallel without a MixedPrecision, under torch.autocast, gathers and scatters float32.
+_IN_AUTOCAST = {"gathers_wide": True, "scattered_bytes": 4}
 # FullyShardedDataParallel.no_sync and FSDPModule.set_requires_gradient_sync, for all microbatches but the last.
-_ZERO_CHANGES = {"whole-gradients": {"whole_gradients": True}}
+# fully_shard with experts among its ignored_params.
+_ZERO_CHANGES = {"whole-gradients": {"whole_gradients": True}, "whole-experts": {"whole_experts": True}}
 
 
 def changed_fields(change: str, host: HostFactsSpec, zero: ZeroFactsSpec) -> dict[str, object]:
@@ -60,6 +65,8 @@ def changed_fields(change: str, host: HostFactsSpec, zero: ZeroFactsSpec) -> dic
             return dict.fromkeys(OVERLAPS[axis], is_hidden)
     if change in _SINGLE_CHANGES:
         return dict(_SINGLE_CHANGES[change])
+    if change == "autocast":
+        return {"autocast": True, "masters": False, "zero": zero.model_copy(update=_IN_AUTOCAST)}
     if change in _ZERO_CHANGES:
         return {"zero": zero.model_copy(update=_ZERO_CHANGES[change])}
     if change in HOST_CHANGES:
@@ -70,7 +77,13 @@ def changed_fields(change: str, host: HostFactsSpec, zero: ZeroFactsSpec) -> dic
         apart = {} if facts.permutes else {"dispatch": facts.dispatch, "combine": facts.combine}
         return {**once, "expert_pipelined": facts.is_pipelined, "expert_gather": facts.gathers, **apart}
     if change not in ATTENTION_KERNELS:
-        others = (*_SINGLE_CHANGES, *_ZERO_CHANGES, *HOST_CHANGES, *(f"overlap-{axis}" for axis in OVERLAPS))
+        others = (
+            *_SINGLE_CHANGES,
+            "autocast",
+            *_ZERO_CHANGES,
+            *HOST_CHANGES,
+            *(f"overlap-{axis}" for axis in OVERLAPS),
+        )
         known = [*ATTENTION_KERNELS, *TOKEN_DISPATCHERS, *others]
         raise KeyError(
             say("no change of software is called {name}; {hint}", name=repr(change), hint=did_you_mean(change, known))

@@ -34,6 +34,29 @@ class SoftwareMemorySpec(Spec):
         description="Without sequence parallel tp ranks give each column-parallel product a copy of its input, which "
         "it keeps; query, key and value are products of their own, and so are gate and up.",
     )
+    float8_inputs: Literal[1, 2] = Field(
+        2,
+        description="Bytes by element of a product's input that is kept where products are in fp8: 1 as it was cast, 2 "
+        "as it came.",
+    )
+    float8_weights: Literal[0, 1, 2] = Field(
+        0,
+        description="Bytes of casts by element of a layer's matrices that products in fp8 keep: 2 of a cast and its "
+        "transpose.",
+    )
+    autocast: bool = Field(
+        False,
+        description="Weights are in float32, and products cast their inputs and weights to 16 bits and keep the casts, "
+        "while norms and the residual stream stay in float32 (torch.autocast).",
+    )
+    whole_embedding: bool = Field(
+        False, description="Each tp rank has the whole table of the embedding, with its gradients and its state."
+    )
+    enters_apart: bool = Field(
+        False,
+        description="tp ranks gather the input of each column-parallel product by itself, and sum its gradient so: of "
+        "query, key, value, gate and up.",
+    )
     rotary_kept: Number = Field(0.0, description="Bytes kept beside query, key and value, by their elements.")
     repeats_keys: bool = Field(
         False, description="Keys and values of a group are copied for each head of its queries, and kept as copies."

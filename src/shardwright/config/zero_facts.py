@@ -40,6 +40,24 @@ class ZeroFactsSpec(Spec):
         description="Gradients of microbatches before the last one add up whole on each rank, as they travel, and are "
         "scattered with the last one's; if not, those of each microbatch are.",
     )
+    whole_in_pipeline: bool = Field(
+        False,
+        description="In a pipeline a rank keeps the parameters that it gathered, and gradients as they travel, whole "
+        "until a step's last backward, beside its shards; if not, as without one.",
+    )
+    gathers_beside: bool = Field(
+        False,
+        description="Under ZeRO-2 a rank has its share of the parameters, as they are updated, beside the whole ones "
+        "that it gathered, as products take them.",
+    )
+    whole_experts: bool = Field(
+        False,
+        description="Experts are not sharded: each rank that holds some has all of their parameters, gradients and "
+        "state, and gradients are summed over those that hold the same.",
+    )
+    gathers_wide: bool = Field(
+        False, description="Parameters are gathered in float32 under ZeRO-3, and cast where products read them."
+    )
     copied: tuple[Launches, Launches] = Field(
         (0.0, 0.0),
         description="Bytes by element that kernels between those of a layer move under ZeRO-3: where what was gathered "

@@ -20,7 +20,7 @@ from shardwright.cost.token_copies import copies_to
 from shardwright.cost.topology import Group
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.chains import Chain, chains, kept_bytes, share_run_again
-from shardwright.layers.operators import HALF, Context, Exchange, Operator
+from shardwright.layers.operators import FLOAT32, HALF, Context, Exchange, Operator
 from shardwright.layers.query import Run
 
 
@@ -370,11 +370,14 @@ class Costing:
             gradients = (
                 self.software.scattered_bytes * elements * (not shape.is_adapted)
             )  # adapters' are too small to tell
-            values = grid.element_bytes * elements
+            values = (FLOAT32 if self.software.zero.gathers_wide else grid.element_bytes) * elements
             if shape.adapter.row_format and is_layer(kind):  # adapters are refused beside experts
                 values = (
                     shape.base_bytes(kind, grid.element_bytes, grid.tp) * (grid.zero == 3) * (shard is groups.shard)
                 )
+            if self.software.zero.whole_experts and shard is groups.expert_shard:
+                scatter += ring_s(rates, shard, gradients, 2) + ring_s(rates, copies, gradients, 2)
+                continue
             gather += self._pieces_s(shard, values)
             if np.any(grid.offload_parameters):
                 gather += self._host_s(values / shard.size * np.asarray(grid.offload_parameters))

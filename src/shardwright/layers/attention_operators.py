@@ -11,6 +11,7 @@ import numpy as np
 from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.layers.arrays import Numbers
+from shardwright.layers.kept_inputs import input_bytes
 from shardwright.layers.layer_operators import LayerOperator
 from shardwright.layers.layer_tensors import ATTENTION, LATENT
 from shardwright.layers.operators import (
@@ -190,6 +191,9 @@ def _core_of_one_kernel(c: Context, o: LayerOperator) -> Operator:
     backward_bytes = backward_bytes + kernel.cast[1] * c.sizes[ATTENTION.attended]
     if s.caps:
         forward_bytes, backward_bytes = forward_bytes + pairs * w.capped[0], backward_bytes + pairs * w.capped[1]
+    # The product behind it keeps what it gave once more, where it casts that.
+    cast = input_bytes(grid, w)
+    kept = given + sums + cast * c.sizes[ATTENTION.attended] * (cast < HALF)
     return Operator(
         o,
         scores=Scores(pairs, length, s.query_width + s.value_width, unseen),
@@ -197,8 +201,8 @@ def _core_of_one_kernel(c: Context, o: LayerOperator) -> Operator:
         backward_bytes=backward_bytes,
         forward=forward,
         backward=backward,
-        kept=given + sums,
-        kept_result=given + sums,
+        kept=kept,
+        kept_result=kept,
         given=given,
         inside=sums * s.query_width,  # the gradient of queries is accumulated in float32
         needs_kept=True,

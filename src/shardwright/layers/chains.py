@@ -68,8 +68,11 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
 
     Cut.recompute has the policies. full: only the layer's input, which its first norm keeps in 16 bits. stage: nothing,
     because the stage keeps its input. selective: all but the attention core's scores (Korthikanti et al. 2022, section
-    5). matmul: the results of attention and of every second product, and the input (torchtitan's "selective op"). Names
-    of operators: all but the results of these operators. A norm's result is kept as the input of products.
+    5). matmul: the results of attention and of every second product, and the input (torchtitan's "selective op").
+    kernel: those of attention, and the input (the same where products are no operators of torch, as in nvfp4). heads:
+    query, key and value, too (MaxText's policies that name these).
+    experts: all but norms' results and the half of a layer that has experts (Megatron-LM's modules layernorm and moe).
+    Names of operators: all but the results of these operators. A norm's result is kept as the input of products.
     """
     if policy == "stage":
         return 0.0
@@ -78,11 +81,17 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
         return _input_bytes(chain, enter) if enter else sum(o.kept for o in chain)
     if policy == "selective":
         return sum(o.kept_result if o.name == "attention" else o.kept for o in chain)
-    if policy == "matmul":
+    if policy == "experts":
+        return sum(o.kept for o in chain if not _is_of_experts(o) and o.name not in _NORM_RESULTS) + sum(
+            o.kept for o in chain if o.name == "norm before experts"
+        )
+    if policy in ("matmul", "kernel", "heads"):
         enter = next((o for o in chain if o.name == "attention enter"), None)
         product_elements = sum(p.batch * p.rows * p.columns for o in chain for p in o.products if p.weight)
         attention_bytes = sum(o.kept_result for o in chain if o.name == "attention")
-        return HALF * product_elements / 2 + attention_bytes + (_input_bytes(chain, enter) if enter else 0.0)
+        products = HALF * product_elements / 2 * (policy == "matmul")
+        products = products + sum(o.kept for o in chain if o.name in _HEADS and policy == "heads")
+        return products + attention_bytes + (_input_bytes(chain, enter) if enter else 0.0)
     operators = named_operators(policy)
     recomputed = {
         o.layer_operator.gives
@@ -90,6 +99,19 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
         if o.recompute_unit in operators and o.layer_operator.gives is not o.layer_operator.takes
     }
     return sum(o.kept for o in chain if o.kept_tensor not in recomputed)
+
+
+# Operators that give query, key and value.
+_HEADS = ("qkv", "heads", "rotary")
+# Operators that keep what a norm gave.
+_NORM_RESULTS = ("attention enter", "mlp enter")
+# Of the second half of a layer with experts.
+_OF_EXPERTS = ("norm before experts", "router", "dispatch", "weigh", "combine")
+
+
+def _is_of_experts(operator: Operator) -> bool:
+    """True for an operator of the half of a layer that has experts."""
+    return operator.name in _OF_EXPERTS or operator.name.startswith(("expert", "shared"))
 
 
 def _input_bytes(chain: Chain, enter: Operator) -> Numbers:
@@ -114,6 +136,12 @@ def turn_bytes(chain: Chain, policy: str) -> Numbers:
     return peak
 
 
+def cast_bytes(chain: Chain, software: SoftwareSpec) -> Numbers:
+    """Bytes of the casts of a chain's weights that products keep under autocast; 0 without."""
+    elements = sum(p.batch * p.inner * p.columns for o in chain for p in o.products if p.weight)
+    return HALF * elements if software.autocast else 0.0
+
+
 def placeholder_elements(layers: Iterable[Chain]) -> Numbers:
     """Elements of one weight of each distinct shape in the products of these layers."""
     shapes: list[tuple[Numbers, Numbers]] = []
@@ -135,6 +163,11 @@ def share_run_again(operator: Operator, policy: str) -> float:
         return 1.0
     if policy == "selective":
         return float(operator.name == "attention" and operator.scores is None)
+    if policy == "experts":
+        return float(_is_of_experts(operator) or operator.recompute_unit == "norm")
+    if policy in ("kernel", "heads"):
+        is_kept = policy == "heads" and operator.name in _HEADS
+        return float(operator.scores is None and not is_kept)
     if policy == "matmul":
         return 0.5 if operator.products else float(operator.scores is None)
     return float(operator.recompute_unit in named_operators(policy))

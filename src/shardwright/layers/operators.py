@@ -20,7 +20,7 @@ from shardwright.config.measured_table import Kernel
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.layers.arrays import Numbers
-from shardwright.layers.kept_inputs import num_kept_inputs
+from shardwright.layers.kept_inputs import between_bytes, input_bytes, norm_kept, num_entries, num_kept_inputs
 from shardwright.layers.layer_operators import LayerOperator, RecomputeUnit
 from shardwright.layers.layer_tensors import BLOCK, LayerTensor, TensorSizes
 from shardwright.layers.query import PlanGrid
@@ -207,12 +207,6 @@ class Context:
         rows, num_experts = self.expert_rows
         return replace(sizes, routed=routed, sent=self.sent, arrived=rows * num_experts)
 
-    @property
-    def norm(self) -> tuple[float, float]:
-        """Bytes per element that a norm moves, forward and backward."""
-        layer_norm = self.software.layer_norm if self.shape.layer_norm else None
-        return layer_norm or self.software.norm
-
     def bias(self, elements: Numbers, is_there: bool) -> tuple[Numbers, Numbers]:
         """Bytes that the sum with a bias moves, forward and backward; 0 without a bias."""
         forward, backward = self.software.bias
@@ -271,15 +265,15 @@ class Context:
 
 def norm(c: Context, o: LayerOperator) -> Operator:
     """Layernorm or RMSNorm of the residual stream. In a parallel block the second norm takes what the first keeps."""
-    n, s = c.sizes[o.takes], c.software
-    forward, backward = c.norm
-    kept = n * (HALF if c.shape.layer_norm and s.layer_norm else s.norm_kept)
+    n = c.sizes[o.takes]
+    forward, backward = (c.shape.layer_norm and c.software.layer_norm) or c.software.norm
+    kept = n * norm_kept(c.shape, c.software)
     return Operator(
         o,
         forward_bytes=n * forward,
         backward_bytes=n * backward,
         kept=0.0 if o.name == "mlp norm" and o.takes is BLOCK.input else kept,
-        given=c.bytes_of(o.gives),
+        given=between_bytes(c.software) * c.sizes[o.gives],
         needs_kept=True,
         keeps_input=True,
         kernel="layer norm" if c.shape.layer_norm else "rms norm",
@@ -293,10 +287,12 @@ def enter(c: Context, o: LayerOperator) -> Operator:
     Backward: the sum of the input gradients, or its scatter; under sp also the gather of the saved input again
     (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). A rank that makes products of its own rows gathers none.
     """
-    forward, backward = ((), ()) if o.gives is o.takes else c.entering
-    input_bytes = c.bytes_of(o.takes if c.software.gathers_again else o.gives)
-    kept = input_bytes * num_kept_inputs(c.shape, c.grid, c.software, o)
-    return Operator(o, forward=forward, backward=backward, kept=kept, given=c.bytes_of(o.gives), keeps_input=True)
+    entries = num_entries(c.shape, c.software, o) * (o.gives is not o.takes)
+    forward, backward = (exchanges * entries for exchanges in c.entering)
+    elements = c.sizes[o.takes if c.software.gathers_again else o.gives]
+    kept = input_bytes(c.grid, c.software) * elements * num_kept_inputs(c.shape, c.grid, c.software, o)
+    given = between_bytes(c.software) * c.sizes[o.gives]
+    return Operator(o, forward=forward, backward=backward, kept=kept, given=given, keeps_input=True)
 
 
 def entering(c: Context, share: Numbers) -> Exchanges:
@@ -375,7 +371,7 @@ def join(c: Context, o: LayerOperator) -> Operator:
         forward_bytes=(n + parts) * w.residual[0],
         backward_bytes=backward,
         kept=kept,
-        given=c.bytes_of(o.gives),
+        given=between_bytes(c.software) * c.sizes[o.gives],
         needs_kept=True,
         kernel="join",
         elements=n + parts,
@@ -393,7 +389,7 @@ def activate(c: Context, o: LayerOperator) -> Operator:
         o,
         forward_bytes=share * n * (forward + HALF),
         backward_bytes=share * n * (backward + HALF),
-        kept=n * (HALF + w.activation_kept * c.shape.gated),
+        kept=n * (input_bytes(c.grid, c.software) + w.activation_kept * c.shape.gated),
         given=HALF * n,
         kernel="gated activation" if c.shape.gated else "activation",
         elements=n,

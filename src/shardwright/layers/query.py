@@ -296,7 +296,7 @@ def schedule_column(numbers: Numbers, fact: Callable[[ScheduleFacts], Any]) -> A
 
 
 # Names of policies in a PlanGrid, beside those of operators with "+" between.
-LAYER_POLICIES = ("none", "full", "selective", "stage", "matmul")
+LAYER_POLICIES = ("none", "full", "selective", "stage", "matmul", "kernel", "heads", "experts")
 
 
 @cache

@@ -9,8 +9,14 @@ import numpy as np
 
 from shardwright.config.software import SoftwareSpec
 from shardwright.layers.arrays import Numbers
-from shardwright.layers.query import Run
+from shardwright.layers.operators import FLOAT32
+from shardwright.layers.query import PlanGrid, Run
 from shardwright.sharding.groups import num_replicas
+
+
+def keeps_whole(grid: PlanGrid, software: SoftwareSpec) -> Numbers:
+    """True where ranks of ZeRO-3 keep whole parameters and gradients through a step, by `whole_in_pipeline`."""
+    return (grid.zero == 3) & (np.asarray(grid.pp) > 1) & software.zero.whole_in_pipeline
 
 
 def gathered_bytes(
@@ -29,12 +35,16 @@ def gathered_bytes(
     in_layer: Numbers = layer if is_loop else software.gathered_layers * layer + tables
     at_loss: Numbers = table if is_loop else in_layer
     if facts.gathered:
-        in_layer = at_loss = np.minimum(num_elements, facts.gathered)
+        at_most = np.maximum(facts.gathered, _largest_weight(run))  # one that is larger is gathered by itself
+        in_layer = at_loss = np.minimum(num_elements, at_most)
     waiting = (_largest_weight(run), table) if is_loop else (layer, layer)
     if facts.buffered[1]:
-        waiting = facts.buffered[1], facts.buffered[1]
+        waiting = (np.maximum(facts.buffered[1], _largest_weight(run)),) * 2
+    in_turn = 1 - keeps_whole(grid, software)
+    in_layer, at_loss = in_layer * in_turn, at_loss * in_turn
+    element_bytes = FLOAT32 if facts.gathers_wide else grid.element_bytes
     held = (
-        np.where(grid.zero == 3, weights * grid.element_bytes + gradients * software.scattered_bytes, shared)
+        np.where(grid.zero == 3, weights * element_bytes + gradients * software.scattered_bytes, shared)
         for weights, gradients in zip((in_layer, at_loss), waiting, strict=True)
     )
     beside_layer, beside_loss = (num_bytes * (num_replicas(grid) > 1) for num_bytes in held)

@@ -10,7 +10,7 @@ import numpy as np
 from shardwright.config.layer_kind import has_experts, is_layer
 from shardwright.cost.calibration import software_under
 from shardwright.layers.arrays import Array, Numbers, stacked_rows
-from shardwright.layers.chains import Chain, chains, kept_bytes, placeholder_elements, turn_bytes
+from shardwright.layers.chains import Chain, cast_bytes, chains, kept_bytes, placeholder_elements, turn_bytes
 from shardwright.layers.embedding_head import logits, loss_bytes
 from shardwright.layers.layer_tensors import BLOCK
 from shardwright.layers.memo import Memo, layer_columns, layer_words
@@ -80,7 +80,8 @@ def _rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
         kept = kept_bytes(chain, policy)
         if software.splits_inputs and policy == "full":
             kept = np.where(run.grid.sequence_parallel, kept, kept / run.grid.tp)
-        values += [kept, kept_bytes(chain, "none"), turn_bytes(chain, policy)]
+        casts = cast_bytes(chain, software)
+        values += [kept + casts * (policy in _ONE_BY_ONE), kept_bytes(chain, "none") + casts, turn_bytes(chain, policy)]
         values += [blocks.forward, blocks.backward, largest_block(chain)]
     # Layers of one kind of MLP have products of the same shapes.
     chain_of_mlp = {has_experts(kind): chain for kind, chain in pieces.items() if is_layer(kind)}
@@ -92,7 +93,8 @@ def _rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
 
 def _kept_at_end(run: Run, pieces: Mapping[str, Chain]) -> Numbers:
     """Bytes kept by the head, and by the modules that predict further tokens, without their blocks."""
-    kept = kept_bytes(pieces["head"], "none")
+    software = software_under(run)
+    kept = kept_bytes(pieces["head"], "none") + cast_bytes(pieces["head"], software)
     return kept + run.shape.mtp * kept_bytes(pieces["mtp"], "none") if run.shape.mtp else kept
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.layer_kind import has_experts
+from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import MIB
 from shardwright.cost.calibration import Constants, device_constant, device_of, software_under
@@ -32,7 +33,7 @@ from shardwright.memory.allocator_slack import (
     pending_blocks,
     update_bytes,
 )
-from shardwright.memory.gathered_weights import gathered_bytes
+from shardwright.memory.gathered_weights import gathered_bytes, keeps_whole
 from shardwright.memory.microbatch_bytes import MicrobatchBytes, StageLayers
 from shardwright.memory.own_memory import held_activations, held_buffers, held_state
 from shardwright.sharding.groups import SHARDS, layout, num_replicas
@@ -112,6 +113,9 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     software, grid, shape = software_under(run), run.grid, run.shape
     if is_counted(run):
         return _of_this_runtime(run, constants, ranks, memo, sizes)
+    if software.whole_embedding:
+        common, routed = sizes
+        sizes = common + shape.table_elements * ranks.embedding * (1 - 1 / grid.tp), routed
     microbatch = MicrobatchBytes.of(run, ranks, memo)
     layers = StageLayers.of(run, ranks, microbatch)
     p, m, v, extra_warmup = grid.pp, grid.num_microbatches, grid.virtual, grid.extra_warmup
@@ -122,11 +126,13 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     activations = (layers.kept - layers.offloaded) * alive + ranks.head * microbatch.head
     layer_bytes, loss_bytes = layers.in_turn, ranks.head * microbatch.loss
     working = np.maximum(layer_bytes, loss_bytes) + _libraries(software, ranks, microbatch.placeholders)
-    held = gathered_bytes(run, software, sum(sizes), np.maximum(1, layers.number))
+    num_sharded = sizes[0] if software.zero.whole_experts else sum(sizes)
+    held = gathered_bytes(run, software, num_sharded, np.maximum(1, layers.number))
     buffers = np.maximum(layer_bytes + held[0], loss_bytes + held[1]) - np.maximum(layer_bytes, loss_bytes)
     by_matrix = held_by_matrix(run, ranks, sizes)
     elements = sizes if shape.experts else sizes[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
+    parameters = parameters + _in_float8(run, software, sum(sizes) - _tables(run, ranks))
     step_bytes = activations + working + buffers
     copied_bytes = _copied_for_update(grid, software, elements)
     working = working + np.maximum(0.0, copied_bytes - step_bytes)
@@ -239,7 +245,6 @@ def _state(
     gradients: Numbers = 0.0
     optimizer: Numbers = 0.0
     host: Numbers = 0.0
-    stage = grid.zero
     element = grid.element_bytes if software.masters or not grid.has_masters else FLOAT32
     copy = FLOAT32 if element < FLOAT32 and grid.has_masters else 0
     facts, keeps_one = software.zero, grid.has_masters and not software.zero.copies_shards
@@ -249,17 +254,22 @@ def _state(
     )
     for elements, num_by_matrix, kind in zip(num_elements, by_matrix, SHARDS.values(), strict=False):
         moments = of_others + (of_matrices - of_others) * num_by_matrix / np.maximum(1.0, elements)
-        ranks = layout(grid, kind).size
+        is_whole = kind is SHARDS[True] and facts.whole_experts
+        stage, ranks = (0 * grid.zero, 1) if is_whole else (grid.zero, layout(grid, kind).size)
         # Bytes an element.
         share, updated_share = 1 / ranks, np.where(stage > 0, 1 / ranks, 1.0)
         values = np.where(stage == 3, sharded * share, element)
+        if facts.gathers_beside:
+            values = np.where((stage == 2) & (ranks > 1), grid.element_bytes + element * share, values)
         gradient = np.where(stage == 3, sharded_gradient, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
-        if facts.whole_gradients:
-            whole = facts.scattered_bytes or software.reduce_bytes
-            gradient = np.where((stage >= 2) & (np.asarray(grid.num_microbatches) > 1), whole, gradient)
+        stays = keeps_whole(grid, software) & (ranks > 1)
+        if facts.whole_gradients or facts.whole_in_pipeline:
+            adds_up = facts.whole_gradients & (stage >= 2) & (np.asarray(grid.num_microbatches) > 1)
+            gradient = np.where(adds_up | stays, software.scattered_bytes, gradient)
+        values = values + grid.element_bytes * stays
         replicated = copy + moments + software.step_bytes
         updated = np.where(stage == 3, moments + copy * facts.copies_shards, replicated) * updated_share
-        waiting = min(software.gradient_buckets, software.gradient_bytes) * (num_replicas(grid) > 1) * (stage < 2)
+        waiting = min(software.gradient_buckets, software.gradient_bytes) * (num_replicas(grid) > 1) * (grid.zero < 2)
         staying = software.gradient_copies * (software.gradient_bytes < FLOAT32)
         gradient = gradient + waiting + staying + software.bf16_gradient_copy
         if COMPRESSIONS[grid.compress].kept_elements is not None:
@@ -270,6 +280,22 @@ def _state(
         offloaded = (FLOAT32 * updated_share + updated) * grid.offload_optimizer + values * grid.offload_parameters
         host = host + elements * offloaded
     return parameters, gradients, optimizer, host
+
+
+def _tables(run: Run, ranks: PipelineRanks) -> Numbers:
+    """Elements of the tables of embeddings and heads that a rank holds."""
+    return run.shape.table_elements / run.grid.tp * ranks.num_tables(run.shape)
+
+
+def _in_float8(run: Run, software: SoftwareSpec, num_elements: Numbers) -> Numbers:
+    """Bytes that the `num_elements` of a rank's layers take more where products are in fp8: casts that stay, unless the
+    parameters themselves are in fp8, in which ZeRO-2 has a byte less of what it gathers."""
+    if NUMBER_TYPES[run.grid.precision].peak != "float8":
+        return 0.0 * num_elements
+    if not software.float8_gather:
+        return software.float8_weights * num_elements
+    is_beside = software.zero.gathers_beside & (run.grid.zero == 2) & (num_replicas(run.grid) > 1)
+    return -1.0 * num_elements * is_beside
 
 
 def _copied_for_update(grid: PlanGrid, software: SoftwareSpec, num_elements: Sequence[Array]) -> Numbers:

@@ -85,12 +85,20 @@ def faster_plans(
     return faster
 
 
-def changes_text(origin: JobFiles, own_plan: PricedPlan, better: list[BetterPlan], language: str = ENGLISH) -> str:
-    """Text on the job's cost and on better plans, in a language."""
+def changes_text(
+    origin: JobFiles,
+    own_plan: PricedPlan,
+    better: list[BetterPlan],
+    language: str = ENGLISH,
+    *,
+    is_lacking: bool = False,
+) -> str:
+    """Text on the job's cost and on better plans, in a language; `is_lacking` says that the system of the job's files
+    does not have the plan that is recommended."""
     system, names = origin.system, origin.names
     parts: list[Part] = [_as_it_stands(system, own_plan)]
     if not better:
-        return Lines([*parts, _nothing_better(system, own_plan)]).text(language)
+        return Lines([*parts, _nothing_better(system, own_plan, is_lacking)]).text(language)
     if own_plan.job.cluster.software in _OLDER:
         note = say(
             "Changes are held to what {software} has (--as megatron-core for what today's code has); flags have the "
@@ -106,7 +114,7 @@ def changes_text(origin: JobFiles, own_plan: PricedPlan, better: list[BetterPlan
     return Lines(parts).text(language)
 
 
-def _nothing_better(system: System, own_plan: PricedPlan) -> Paragraph:
+def _nothing_better(system: System, own_plan: PricedPlan, is_lacking: bool) -> Paragraph:
     """The verdict where no better plan was found."""
     if not own_plan.fits:
         return paragraph(
@@ -114,7 +122,7 @@ def _nothing_better(system: System, own_plan: PricedPlan) -> Paragraph:
         )
     return paragraph(
         say("No plan that {system} has and that was found is faster: nothing has to be changed.", system=system.title),
-        say("What is recommended below may need another system."),
+        say("What is recommended below needs another system.") if is_lacking else "",
     )
 
 

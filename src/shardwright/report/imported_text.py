@@ -76,17 +76,22 @@ def imported_dict(result: Imported) -> dict[str, Any]:
     }
 
 
-def exported_notes(result: Exported, title: str, language: str = ENGLISH) -> str:
-    """Notes about exported files, a line for each, in a language."""
-    return "\n".join(paragraph(note).text(language) for note in exported_sentences(result, title))
+def exported_notes(result: Exported, system: System, language: str = ENGLISH) -> str:
+    """Notes about exported files of a system, a line for each, in a language."""
+    return "\n".join(paragraph(note).text(language) for note in exported_sentences(result, system))
 
 
-def exported_sentences(result: Exported, title: str) -> list[str]:
-    """Notes about the parts of the job that the files lack, and about settings in them that the job does not state."""
+def exported_sentences(result: Exported, system: System) -> list[str]:
+    """Notes about the parts of the job that the files of a system lack, and about settings in them that the job does
+    not state."""
     notes: list[str] = []
     if result.left_out:
         notes.append(
-            say("Left out, for {system} says it in its own way: {fields}.", system=title, fields=result.left_out)
+            say(
+                "Left out, for {system} says it in its own way: {fields}.",
+                system=system.title,
+                fields=result.left_out,
+            )
         )
     if result.unsaid_learning_rate is not None:
         notes.append(
@@ -112,7 +117,19 @@ def exported_sentences(result: Exported, title: str) -> list[str]:
                 nodes=result.nodes,
             )
         )
+    notes.append(_data_note(system))
     return notes
+
+
+def _data_note(system: System) -> str:
+    """A sentence on the data that written files name."""
+    if system.run_files is None:
+        return say("The data in the files stand for yours.")
+    return say(
+        "The data in the files stand for yours; `shardwright launch JOB --slurm --for {name}` writes a script with the "
+        "job's own data and checkpoints.",
+        name=system.name,
+    )
 
 
 def nearest_export(system: System, job: JobSpec, lack: Lacking) -> str:

@@ -34,7 +34,7 @@ def files(job: JobSpec, to: str, language: str = ENGLISH) -> dict[str, Any]:
         except Lacking as error:
             way_out = on_page(nearest_export(SYSTEMS[to], job, error), language)
             raise PlanError(error.subject, error.faults, way_out) from None
-        notes = [on_page(note, language) for note in exported_sentences(result, SYSTEMS[to].title)]
+        notes = [on_page(note, language) for note in exported_sentences(result, SYSTEMS[to])]
         return {"files": result.files, "notes": " ".join(notes)}
     name = job.name
     if to == "toml":

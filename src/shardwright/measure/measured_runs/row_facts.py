@@ -13,6 +13,7 @@ from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.config.moe import ROUTINGS
 from shardwright.config.network_facts import NETWORKS
 from shardwright.config.number_types import NUMBER_TYPES, number_called, wide_numbers
+from shardwright.config.optimizer_facts import OPTIMIZERS
 from shardwright.config.phrase import say
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.schedule_facts import SCHEDULES
@@ -31,7 +32,8 @@ WHOLE = {
     **dict.fromkeys(("experts", "shared_experts", "dense_layers", "zero_stage", "sp", "gated_mlp", "latest"), 0),
     **dict.fromkeys(("layers_run", "rope_dim"), 1),
     **dict.fromkeys(("recompute_layers", "recompute_inferred", "compiled", "window", "window_every"), 0),
-    **dict.fromkeys(("bias", "limited", "grouped", "dropout", "fused_loss", "split_inputs", "no_sync"), 0),
+    **dict.fromkeys(("bias", "limited", "grouped", "dropout", "fused_loss", "split_inputs"), 0),
+    **dict.fromkeys(("no_sync", "autocast", "whole_experts", "float8_gather"), 0),
 }
 _MOST = {
     **dict.fromkeys(
@@ -48,6 +50,9 @@ _MOST = {
             "fused_loss",
             "split_inputs",
             "no_sync",
+            "autocast",
+            "whole_experts",
+            "float8_gather",
         ),
         1,
     ),
@@ -76,7 +81,7 @@ GRAPHS = ("none", "parts", "step")
 SOFTWARE_COLUMNS = (
     *("software", "date", "compiled", "attention", "overlap"),
     *("dispatcher", "grouped", "graphs", "grads", "moments", "host"),
-    *("dropout", "fused_loss", "split_inputs", "no_sync"),
+    *("dropout", "fused_loss", "split_inputs", "no_sync", "autocast", "whole_experts", "float8_gather"),
 )
 
 # Tables' names of a schedule, if they differ from plan.schedule's.
@@ -169,6 +174,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "offload": OFFLOADS,
     "routing": ROUTINGS,
     "cp_method": CONTEXT_METHODS.names,
+    "optimizer": OPTIMIZERS.names,
 }
 
 

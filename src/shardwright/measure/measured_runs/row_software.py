@@ -88,6 +88,9 @@ FLAG_CHANGES = {
     "fused_loss": ("0", "plain-loss"),
     "split_inputs": ("1", "split-inputs"),
     "no_sync": ("1", "whole-gradients"),
+    "autocast": ("1", "autocast"),
+    "whole_experts": ("1", "whole-experts"),
+    "float8_gather": ("1", "float8-gather"),
 }
 _SOON = 12  # months in which software may have been in use before its description says so
 

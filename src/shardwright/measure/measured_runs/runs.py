@@ -14,6 +14,7 @@ from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.moe import ROUTINGS
 from shardwright.config.number_types import number_called
+from shardwright.config.optimizer import ADAMW, OptimizerSpec
 from shardwright.config.phrase import say
 from shardwright.config.section_shapes import ExpertShape, LatentShape
 from shardwright.config.software import software_of
@@ -259,6 +260,7 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
         moment_bytes=GRADS.get(row.get("moments") or "", 0),
         has_masters=row.get("masters") != "none",
         cp_method=row.get("cp_method") or "ring",
+        optimizer=OptimizerSpec(name=row.get("optimizer") or ADAMW.name),
         offload_optimizer=float("optimizer" in hosted),
         offload_parameters=float("parameters" in hosted),
         offload_activations=float("activations" in hosted),
