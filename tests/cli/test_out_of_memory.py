@@ -80,3 +80,11 @@ def test_plans_of_a_system_that_is_read_alone_are_told_as_fields(tmp_path: Path)
     assert "files of TRL are read and not written" in " ".join(told.stdout.split())
     assert json.loads(run("plan", "--from", "trl", str(file), *options, "--json").stdout)["as_given"] is None
     assert run("estimate", str(tmp_path / "job.toml")).exit_code == 0
+
+
+def test_pages_of_an_optimizer_that_stay_on_the_device_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "qlora.yaml"
+    for word in ("paged_adamw_32bit", "paged_adamw_8bit", "paged_lion_32bit", "adamw_torch"):
+        file.write_text(f"model_name_or_path: gpt2\nmax_seq_length: 1024\nbf16: true\noptim: {word}\n")
+        told = " ".join(run("import", "trl", str(file), "--devices", "1").stderr.split())
+        assert (f"optim = {word}: where a device is full, pages" in told) is word.startswith("paged_")
