@@ -60,6 +60,13 @@ def test_the_nearest_plans_are_those_that_its_system_has(script: str, tmp_path: 
     assert changed["fits"] and changed["process_bytes"] == pytest.approx(alone["process_bytes"])
 
 
+def test_a_check_names_the_plan_of_the_fewest_changes(script: str) -> None:
+    nearest = json.loads(run("estimate", "--from", "deepspeed", script, *DEVICE, "--json").stdout)["nearest"]
+    (found,) = json.loads(run("check", script, *DEVICE, "--json").stdout)[0]["findings"]
+    assert found.endswith("the nearest plan that does: --set plan.microbatch_size=1")
+    assert min(len(shlex.split(near["set"])) for near in nearest) == 2
+
+
 def test_a_setting_that_is_auto_is_not_told_to_change(script: str) -> None:
     text = run("plan", "--from", "deepspeed", script, *DEVICE).stdout
     assert "--per_device_train_batch_size 4 -> " in text and "train_micro_batch_size_per_gpu" not in text
