@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardwright.cli.main import cli
+from shardwright.config.base import PlanError
 
 DEVICE = ("--device", "a100-sxm-40g")
 SCRIPT = """deepspeed --num_gpus 8 train.py --model_name_or_path meta-llama/Meta-Llama-3-8B \\
@@ -95,3 +96,14 @@ def test_pages_of_an_optimizer_that_stay_on_the_device_are_told(tmp_path: Path) 
         file.write_text(f"model_name_or_path: gpt2\nmax_seq_length: 1024\nbf16: true\noptim: {word}\n")
         told = " ".join(run("import", "trl", str(file), "--devices", "1").stderr.split())
         assert (f"optim = {word}: where a device is full, pages" in told) is word.startswith("paged_")
+
+
+def test_a_program_in_python_and_files_without_with_are_told_the_way(tmp_path: Path, script: str) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("from transformers import Trainer\nTrainer().train()\n")
+    for system in ("trl", "deepspeed", "megatron", "accelerate"):
+        with pytest.raises(PlanError, match=r"train.py is a program in Python, and .* is read from other files"):
+            run("estimate", "--from", system, str(program), "--devices", "8")
+    refused = run("estimate", "--from", "deepspeed", script, "config.json")
+    assert refused.exit_code == 2
+    assert "further files of --from stand behind --with: --with config.json" in " ".join(refused.stderr.split())

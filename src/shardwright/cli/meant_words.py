@@ -88,6 +88,9 @@ def _has(command: click.Command, option: str) -> bool:
 def too_many_words(command: click.Command, words: Sequence[str], extra: Sequence[str]) -> str | None:
     """The ways to say arguments that a command does not take, of all its words: as options, or as the name of a model;
     None if none is known."""
+    if any(word.partition("=")[0] == "--from" for word in words) and _has(command, "--with"):
+        files = " ".join(f"--with {word}" for word in extra)
+        return say("further files of --from stand behind --with: {ways}", ways=files)
     ways = [way for way in (_way_of(command, word) for word in extra) if way]
     if ways:
         return say("did you mean {ways}?", ways=" ".join(ways))
