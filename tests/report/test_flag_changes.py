@@ -58,10 +58,11 @@ def test_changes_are_told_in_chinese() -> None:
     (own,) = priced([job], shipped())
     plan = BetterPlan(own, 1.2, (SettingChange("lr", "x", None),))
 
-    def told(*better: BetterPlan) -> str:
-        text = changes_text(JobFiles(SYSTEMS["megatron"]), own, [*better], "zh")
+    def told(*better: BetterPlan, is_lacking: bool = False) -> str:
+        text = changes_text(JobFiles(SYSTEMS["megatron"]), own, [*better], "zh", is_lacking=is_lacking)
         return "".join(text.split())  # lines may end at any space
 
     assert told(plan).startswith("按现有设置，Megatron-LM一步要") and "改动限于megatron-2021所支持的" in told(plan)
     assert "1.速度是现在的1.20倍：一步" in told(plan) and "---lrx（原文件里用的是别的名字，或是默认值）" in told(plan)
-    assert "不用改动。下面推荐的方案" in told()
+    assert told().endswith("不用改动。")
+    assert told(is_lacking=True).endswith("不用改动。下面推荐的方案要用其他系统。")
