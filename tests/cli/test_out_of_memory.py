@@ -38,6 +38,8 @@ def test_the_kinds_of_other_software_add_up_to_its_process(script: str) -> None:
     sizes = [float(size) for size in re.findall(r"[a-z]+ ([\d.]+)", kinds[1])]
     assert sum(sizes) == pytest.approx(float(needed[1]), abs=0.05 * (len(sizes) + 1))
     assert sizes == sorted(sizes, reverse=True)
+    answer = json.loads(run("estimate", "--from", "deepspeed", script, *DEVICE, "--json").stdout)
+    assert sum(answer["process_kinds"].values()) == pytest.approx(answer["process_bytes"])
 
 
 def test_the_nearest_plans_are_those_that_its_system_has(script: str, tmp_path: Path) -> None:

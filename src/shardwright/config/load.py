@@ -72,7 +72,9 @@ def read_job(
     # The cluster that options ask for is one of the named cluster or device, and other overrides hold on it.
     names = [override for override in overrides if override.partition("=")[0].strip() in _NAMES_CLUSTER]
     faults: list[str] = (
-        _apply_overrides(fields, names) + _replace_cluster(fields, asked) + _apply_overrides(fields, overrides)
+        _apply_overrides(fields, names)
+        + _replace_cluster(fields, asked.with_node_of(overrides))
+        + _apply_overrides(fields, overrides)
     )
     faults += _name_override_faults(fields, own, overrides)
     fields = _resolved(fields, faults, subject)
@@ -91,7 +93,7 @@ def _faults_beside(overrides: Sequence[str], asked: AskedCluster) -> list[str]:
     fields: dict[str, Any] = {}
     faults = _apply_overrides(fields, overrides)
     if asked.device:
-        faults += _replace_cluster(fields, asked)
+        faults += _replace_cluster(fields, asked.with_node_of(overrides))
     return faults + (password_faults(fields) or resolve_names(fields) + validate_fields(fields)[1])
 
 
