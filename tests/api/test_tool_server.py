@@ -116,8 +116,6 @@ def test_a_device_without_a_usual_node_is_said_by_a_field() -> None:
     own = sw.load("tiny-llama", devices=4, device="rtx-4090", devices_per_node=4)
     assert not answer[0] and answer[1]["step_s"] == own.estimate().step_s
     assert (own.spec.cluster.nodes, own.spec.cluster.devices_per_node) == (1, 4)
-    sixteen = sw.load("tiny-llama", "cluster.devices_per_node=4", devices=16, device="h100-sxm").spec.cluster
-    assert (sixteen.nodes, sixteen.devices_per_node) == (4, 4)
 
 
 def test_an_argument_that_a_tool_does_not_have_is_refused() -> None:

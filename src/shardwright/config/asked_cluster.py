@@ -27,9 +27,14 @@ class AskedCluster:
     memory_gib: float = 0.0
 
     def with_node_of(self, overrides: Iterable[str]) -> "AskedCluster":
-        """The cluster with the number of devices in a node that an override of the job's field gives, unless it has one
-        or nothing is asked for."""
-        if self == NOTHING_ASKED or self.devices_per_node:
+        """The cluster with the devices of a node that an override of the job's field gives, if it has none and nothing
+        is known of the usual node of its device."""
+        if not self.device or self.devices_per_node:
+            return self
+        try:
+            if usual_node(catalog_device(self.device)):
+                return self
+        except (KeyError, ValueError):  # told where the cluster is made
             return self
         values = [text.partition("=")[2].strip() for text in overrides if text.partition("=")[0].strip() == _NODE]
         size = int(values[-1]) if values and values[-1].isdecimal() and len(values[-1]) <= _MOST_DIGITS else 0

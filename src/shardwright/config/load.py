@@ -63,7 +63,7 @@ def read_job(
     """The fields of a job: read, on the cluster of `asked`, with overrides, with names resolved and usual values filled
     in, of which the steps of a model are those of `run_tokens`, if any. They are not checked together yet (`make_job`,
     `job_to_plan`). Raises PlanError."""
-    subject = subject_of(job)
+    subject, asked = subject_of(job), asked.with_node_of(overrides)
     try:
         fields = read_fields(job, subject)
     except PlanError as error:
@@ -72,9 +72,7 @@ def read_job(
     # The cluster that options ask for is one of the named cluster or device, and other overrides hold on it.
     names = [override for override in overrides if override.partition("=")[0].strip() in _NAMES_CLUSTER]
     faults: list[str] = (
-        _apply_overrides(fields, names)
-        + _replace_cluster(fields, asked.with_node_of(overrides))
-        + _apply_overrides(fields, overrides)
+        _apply_overrides(fields, names) + _replace_cluster(fields, asked) + _apply_overrides(fields, overrides)
     )
     faults += _name_override_faults(fields, own, overrides)
     fields = _resolved(fields, faults, subject)
@@ -93,7 +91,7 @@ def _faults_beside(overrides: Sequence[str], asked: AskedCluster) -> list[str]:
     fields: dict[str, Any] = {}
     faults = _apply_overrides(fields, overrides)
     if asked.device:
-        faults += _replace_cluster(fields, asked.with_node_of(overrides))
+        faults += _replace_cluster(fields, asked)
     return faults + (password_faults(fields) or resolve_names(fields) + validate_fields(fields)[1])
 
 
