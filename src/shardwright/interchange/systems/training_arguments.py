@@ -28,6 +28,7 @@ from shardwright.interchange.reading.script_text import flag_words
 from shardwright.interchange.reading.setting_notes import (
     counted_as_adamw,
     nearest_here,
+    pages_stay,
     taken_rate,
     unread_files,
 )
@@ -40,11 +41,7 @@ from shardwright.interchange.systems.adapter_settings import (
     with_adapters_by_name,
     without_negations,
 )
-from shardwright.interchange.systems.checkpointing_options import (
-    keyword_options,
-    read_recompute,
-    write_recompute,
-)
+from shardwright.interchange.systems.checkpointing_options import keyword_options, read_recompute, write_recompute
 from shardwright.interchange.systems.deepspeed_batch import WORLD
 from shardwright.interchange.systems.llama_factory import length_of_samples, own_options
 from shardwright.interchange.systems.sample_lengths import read_length, write_length
@@ -351,6 +348,7 @@ def _optimizer(settings: Settings, name: str, words: Mapping[str, str]) -> str:
     word = settings.text(name, "adamw_torch").lower()
     if word not in words and word != "adamw_torch" and "optimizer.name" not in settings.overrides:
         settings.lost.append(counted_as_adamw(settings.setting_text(name)))
+    settings.lost += [pages_stay(settings.setting_text(name))] if word.startswith("paged_") else []
     return words.get(word, "adamw")
 
 
