@@ -136,8 +136,33 @@ def test_a_package_that_is_called_tells_the_call_of_a_job() -> None:
         package = importlib.import_module(f"shardwright.{name}")
         with pytest.raises(TypeError, match=rf"not a function; .* shardwright.load[(]'quickstart'[)][.]{name}[(]"):
             package("quickstart", steps=3)  # type: ignore[operator]
-        with pytest.raises(TypeError, match=rf'shardwright.load[(]"llama3-8b", devices=64[)][.]{name}[(]'):
+        with pytest.raises(
+            TypeError, match=rf'shardwright.load[(]"llama3-8b", devices=64, device="h100-sxm"[)][.]{name}[(]'
+        ):
             package()  # type: ignore[operator]
+
+
+def test_a_field_or_a_number_of_gpus_that_is_no_section_is_told_where_it_belongs() -> None:
+    for wrong, meant in (
+        ({"tp": 4}, "plan={'tp': 4}"), ({"gpus": 8}, "devices=8"), ({"gpu": "h100"}, "device='h100'"),
+        ({"steps": 3}, "optimizer={'steps': 3}"), ({"global_batch_size": 64}, "batch={'global_batch_size': 64}"),
+    ):  # fmt: skip
+        with pytest.raises(sw.PlanError) as refused:
+            sw.load("quickstart", **wrong)  # type: ignore[arg-type]
+        assert f"did you mean {meant}?" in str(refused.value) or f" or {meant}?" in str(refused.value), wrong
+
+
+def test_a_command_that_a_job_does_not_have_is_told_the_way() -> None:
+    job = sw.load("quickstart")
+    with pytest.raises(AttributeError, match=r"no attribute 'launch'; a job has .*estimate, .*save\('job.toml'\)"):
+        job.launch()
+    assert not hasattr(job, "__unknown__") and {"estimate", "plan"} <= set(dir(job))
+    assert set(sw.__all__) <= set(dir(sw)) and not {"Any", "import_module"} & set(dir(sw))
+
+
+def test_a_job_that_cannot_be_saved_is_told_by_the_call(tmp_path: Path) -> None:
+    with pytest.raises(sw.PlanError, match=r"save .*nowhere/job.toml can.t be written"):
+        sw.load("quickstart").save(tmp_path / "nowhere" / "job.toml")
 
 
 def test_numbers_of_numpy_and_paths_are_plain_values(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.api.run_start import cost_text, refuse_unstated, regretted_defaults, with_checkpoints
+from shardwright.api.run_start import cost_text, refuse_unstated, regretted_defaults, unseen_paths, with_checkpoints
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields, load_job
@@ -82,3 +82,18 @@ def test_the_cost_is_told_with_its_price() -> None:
     assert text.startswith("predicted: 10,000,000 steps of ") and "a checkpoint every 30 min" in text
     assert "at $6.16 a device and hour (CoreWeave, on-demand list price of February 2026)" in text
     assert cost_text(load_job("quickstart")) == ""  # nothing is known of this machine
+
+
+def test_paths_that_name_nothing_here_are_told(tmp_path: Path) -> None:
+    for name in ("text-0.jsonl", "tokens.bin", "tokens.idx"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "tokenizer").mkdir()
+    there = ("data.path=text-*.jsonl", "data.tokenizer=tokenizer")
+    assert unseen_paths(load_job("quickstart", there), tmp_path) == []
+    assert unseen_paths(load_job("quickstart", ("data.path=tokens", "data.format=megatron")), tmp_path) == []
+    assert unseen_paths(load_job("quickstart", ("data.path=s3://bucket/text",)), tmp_path) == []
+    assert unseen_paths(load_job("quickstart"), tmp_path) == []
+    sources = 'data.sources=[{path="text-0.jsonl"}, {path="/nowhere/*.parquet"}]'
+    path, tokenizer = unseen_paths(load_job("quickstart", (sources, "data.tokenizer=~/no-tokenizer")), tmp_path)
+    assert path.startswith("data.path is /nowhere/*.parquet, which names nothing on this machine")
+    assert tokenizer.startswith("data.tokenizer is ~/no-tokenizer, which names nothing")

@@ -91,7 +91,13 @@ def test_a_script_of_another_system_becomes_a_job_of_the_other_tools(tmp_path: P
     assert not failed and answer["system"] == "megatron" and answer["assumed"] and answer["job"]["plan"]
     job = tmp_path / "job.toml"
     job.write_text(answer["toml"])
-    assert asked(server, "estimate", {"job": str(job)})[1]["step_s"] > 0
+    estimate = asked(server, "estimate", {"job": str(job)})
+    assert estimate[1]["step_s"] > 0
+    assert asked(server, "estimate", {"job": answer["toml"]}) == estimate  # for an agent that writes no files
+    assert asked(server, "check", {"job": answer["toml"]})[1]["is_legal"]
+    for broken in ("[model]\nlayers = \n", "a = 1" + "0" * 30 + "\n", "[" * 99 + "\n"):
+        failed, text = asked(server, "estimate", {"job": broken})
+        assert failed and "job: 1 fault" in text
     named = asked(server, "import", {"files": [script], "system": "megatron", "device": "a100-sxm-80g"})
     assert named == (False, answer)
     failed, text = asked(server, "import", {"files": [script], "system": "megatrn"})

@@ -52,7 +52,10 @@ def test_the_page_has_the_answer_of_json(words: tuple[str, ...], tmp_path: Path)
     assert done.exit_code == 0 and done.stdout == f"the answer is in {file}\n"
     page = file.read_text(encoding="utf-8")
     assert answer_in(page) == json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)
-    assert words == ("devices",) or data_in(page)["text"] == CliRunner().invoke(cli, words).stdout.rstrip("\n")
+    text, lines = data_in(page)["text"], data_in(page)["lines"]
+    assert words == ("devices",) or text == CliRunner().invoke(cli, words).stdout.rstrip("\n")
+    assert {*lines.split()} == {*text.split()}, "the same words, in lines that nothing has broken"
+    assert len(lines.splitlines()) < len(text.splitlines())
 
 
 def test_a_bad_answer_is_a_page_too_and_keeps_its_status(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 The commands run in this process, so that a case takes milliseconds; a few at the end are processes of their own.
 """
 
+import json
 import os
 import re
 import socket
@@ -20,10 +21,10 @@ import torch
 import shardwright.cli.main
 import shardwright.train.launch.launch
 from shardwright.config.load import load_job
+from shardwright.config.run_file_names import METRICS
 from shardwright.config.text_columns import num_columns
 from shardwright.train.launch.rank_environment import SPEAKING_S
 from shardwright.train.launch.run_folder import holding
-from shardwright.train.run_files import METRICS
 from support.forked_commands import SHARDWRIGHT, run_forked
 
 JOB = """
@@ -412,6 +413,23 @@ def test_the_folder_of_a_run_is_told_with_the_commands_that_read_it(here: Path, 
     assert fault.startswith("run is the folder of a run, which `shardwright runs`, `top`, `report` and `generate` read")
 
 
+def test_the_folder_of_a_run_with_its_card_is_its_job(
+    here: Path, command: Callable[..., tuple[object, str, str]]
+) -> None:
+    job = load_job("quickstart", ("plan.tp=1", "plan.dp=4"))
+    (here / "run").mkdir()
+    (here / "run" / METRICS).write_text("{}\n")
+    (here / "run" / "report.json").write_text(json.dumps({"job": job.model_dump(mode="json")}))
+    told = command("estimate", "run", "--json")
+    assert told[:2] == command("estimate", "quickstart", "--set", "plan.tp=1", "--set", "plan.dp=4", "--json")[:2]
+    for card in ("", "[]", '{"job": 1}', "[" * 10_000):
+        (here / "run" / "report.json").write_text(card)
+        status, out, err = command("estimate", "run")
+        assert (status, out) == (2, "") and "report.json is no card of a run" in err
+    status, out, err = command("validate", "run")
+    assert (status, out) == (2, "") and "it is a folder; name a CSV file" in err
+
+
 @pytest.mark.parametrize("job", ["docs/pretrain.sh", "run.sh"])
 def test_the_file_of_another_system_is_told_with_the_commands_that_read_it(
     here: Path, refused: Refused, job: str
@@ -423,6 +441,24 @@ def test_the_file_of_another_system_is_told_with_the_commands_that_read_it(
     (fault,) = refused(job=path).faults
     reader = f"`shardwright import megatron {path}` prints it as a job"
     assert fault.startswith(f"{path} is no job, and looks like a file of Megatron-LM: {reader}")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault", "way_out"),
+    [
+        ("net.py", "from torch import nn\nclass Net(nn.Module): ...\n", "is a program in Python", "shardwright.shard"),
+        ("sft.py", "from unsloth import FastLanguageModel\n", "is no job: it is a program of Unsloth", "as a job"),
+        ("train.log", "[rank0] iteration 10/ 100\n", "is no job; ", "`shardwright validate` compares a table"),
+        ("runs.csv", "id,layers\n1,2\n", "is no job; ", "`shardwright validate` compares a table"),
+        ("mine.yaml", "size: 8\n", "is no job, which is a TOML file", "say it as a job"),
+    ],
+)
+def test_a_file_that_is_no_job_is_not_taken_for_a_faulty_one(
+    here: Path, refused: Refused, name: str, text: str, fault: str, way_out: str
+) -> None:
+    (here / name).write_text(text)
+    (told,) = refused(job=name).faults
+    assert told.startswith(f"{name} {fault}") and way_out in told and "TOML:" not in told
 
 
 def test_a_name_like_none_is_answered_with_the_commands_that_list_names(refused: Refused) -> None:
@@ -692,6 +728,37 @@ def test_every_unknown_option_and_every_wrong_value_is_told(command: Callable[..
         "No such option '-q'.",
         "Invalid value for '--devices' / '--gpus': 'x' is no whole number.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        ("plan llama3-70b --tp 8", "it is a field of the job: write --keep plan.tp=8."),
+        ("estimate quickstart --tp=8", "it is a field of the job: write --set plan.tp=8."),
+        ("estimate quickstart --tp --json", "it is a field of the job: write --set plan.tp=VALUE."),
+        ("train quickstart --steps 5", "write --set optimizer.steps=5."),
+        ("plan llama3-70b --nodes 8", "write --set cluster.nodes=8."),
+        ("plan llama3-70b --lr 1e-3", "write --set optimizer.learning_rate=1e-3."),  # its first letters
+        ("plan llama3-70b --sequense 3", "write --set model.sequence=3."),  # a slip
+        ("plan llama3-70b --seq-length 4096", "write --set model.sequence=4096."),  # as Megatron-LM calls it
+        ("plan llama3-70b --tensor-model-parallel-size 8", "write --keep plan.tp=8."),
+        ("plan llama3-70b --batch 512", "which --set overrides and shardwright fields batch lists."),
+        ("plan llama3-70b 64 h100", "(64 h100); did you mean --devices 64 --device h100?"),
+        ("plan Llama 70B --devices 64", "(70B); a name is one word; did you mean llama3-70b or llama2-70b?"),
+        ("plan llama3-70b plan.tp=8", "(plan.tp=8); did you mean --keep plan.tp=8?"),
+        ("compare llama3-8b h100-sxm:16 b200-sxm:8", "did you mean --on h100-sxm:16 --on b200-sxm:8?"),
+        ("plan --devices 64", "Missing argument 'JOB'. For example: shardwright plan llama3-8b --devices 64"),
+        ("compare llama3-8b --on h100-sxm:16,b200-sxm:8", "write --on h100-sxm:16 --on b200-sxm:8"),
+        ("import megatron", "it is a system, and none of its files is named; write import megatron FILE"),
+        ("import megatrom run.sh", "it is neither a system nor a file; did you mean megatron or"),
+    ],
+)
+def test_words_that_are_meant_otherwise_are_told_how_to_say_it(
+    words: str, way_out: str, command: Callable[..., tuple[object, str, str]]
+) -> None:
+    status, out, err = command(*words.split())
+    assert (status, out) == (2, "")
+    assert way_out in " ".join(err.split())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner, Result
 
+import shardwright as sw
 from shardwright.cli.main import cli
 from support.ranks import PATIENCE_S
 
@@ -83,3 +84,21 @@ def test_every_fault_in_one_message() -> None:
     assert "plan.tp 3 does not divide 8 heads" in done.stderr
     assert "plan.zero_ranks 3 does not divide plan.dp 2" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_tokens_in_place_of_the_steps_of_the_run() -> None:
+    """Of a job and of a model, and in Python; the note on tokens that nobody states is then left out."""
+    run = estimate("cluster.device=h100-sxm", options=("--tokens", "1B", "--json"))
+    seconds = json.loads(run.stdout)["money"]["run"]["seconds"]
+    step = json.loads(run.stdout)["step_s"]
+    assert seconds == pytest.approx(step * round(1e9 / 4096), rel=1e-6)
+    on_h100 = ["estimate", "tiny-llama", "--devices", "8", "--device", "h100-sxm", "--set", "plan.tp=1"]
+    unstated, stated = (CliRunner().invoke(cli, [*on_h100, *more]).output for more in ((), ("--tokens", "3B")))
+    assert "a run has 1e12 tokens where nobody states their number (--tokens N" in " ".join(unstated.split())
+    assert "nobody states" not in stated and "the run, 3e9 tokens" in " ".join(stated.split())
+    job = sw.load("quickstart", "cluster.device=h100-sxm")
+    assert job.estimate(tokens=1e9).to_dict()["money"]["run"]["seconds"] == pytest.approx(seconds)
+    with pytest.raises(sw.PlanError, match="--tokens is -1, and it must be from 0"):
+        job.estimate(tokens=-1)
+    refused = estimate(options=("--tokens", "1e30"))
+    assert refused.exit_code == 2 and "Invalid value for --tokens: 1e+30 is not within 0" in refused.stderr

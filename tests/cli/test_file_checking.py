@@ -44,7 +44,7 @@ def test_memory_that_lacks_is_told_with_a_way_out(tmp_path: Path) -> None:
     assert (status, check["legal"], check["fits"]) == (1, True, False)
     assert check["missing_bytes"] > 80 * 2**30
     lines = CliRunner().invoke(cli, ["check", str(script), *A100]).output.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["legal", "fits", "divides", "slack", "seconds"]
+    assert [line.split()[0] for line in lines[1:]] == ["legal", "fits", "divides", "slack", "time"]
     assert "GiB too much; the nearest plan that does: --set" in lines[2]
 
 

@@ -215,7 +215,7 @@ def held_together(count: int) -> tuple[list[str], Counter[str]]:
 def test_all_commands_say_the_same_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the plans beside one that does not fit, which `estimate` names as well: their searches take four fifths
     of the time, and have tests of their own (tests/planner/test_reasons.py)."""
-    monkeypatch.setattr(estimate_text, "nearest_plans", lambda *_: [])
+    monkeypatch.setattr(estimate_text, "near_plans", lambda *_: [])
     wrong, seen = held_together(IN_SUITE)
     assert not wrong, "\n".join(wrong)
     assert {"experts", "layout", "order", "zero 3", "no pipeline", "shardwright"} <= set(seen), seen

@@ -150,7 +150,7 @@ def test_a_command_that_takes_the_cluster_of_its_job_says_how_to_get_one(command
         ("chosn.toml", "did you mean chosen.toml?"),
         ("chosen.tml", "did you mean chosen.toml (a file)?"),
         ("{folder}/chosne.toml", "did you mean {folder}/chosen.toml?"),
-        ("quickstrt", "did you mean quickstart2.toml (a file) or quickstart (a job) or"),
+        ("quickstrt", "did you mean quickstart2.toml (a file), quickstart (a job), "),
         ("unlike.toml", "check the path"),
         ("none/chosen.toml", "check the path"),
     ],

@@ -42,6 +42,8 @@ _AROUND = {
     "condition": "if {}; then {v}={d}; else {v}=6; fi",
     "test": "[[ {} ]] && {v}={d}",
     "subject": "case {} in {pattern}) {v}={d};; {pattern}) {v}=6;; esac",
+    "regex": "[[ $SIZE =~ {} ]] && {v}={d}",
+    "sorting": "{u}=$(printf 'v%d\\n' {d} {number} | sort -{} | head -1)",
     "pattern": "case $SIZE in {}) {v}={d};; *) {v}=6;; esac",
     "items": "for i in {}; do {v}+=$i; done",
 }

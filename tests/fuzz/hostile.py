@@ -258,7 +258,7 @@ _OPTIONS: dict[str, dict[str, tuple[str | tuple[str, str], ...]]] = {
         "--image": ("us/it:1", "a#b:1", "-x", "a b", "$(id)", ""), "--claim": ("runs", "RUNS", "../x", ""),
         "--first-node": ("node1", "a b", "-x", "x" * 300, ""), "--out": ("out.sh", "fifo", "/dev/full", "job.toml"),
     },
-    "estimate": {"--memory-gib": FLOATS}, "explain": {},
+    "estimate": {"--memory-gib": FLOATS, "--tokens": FLOATS}, "explain": {},
 }  # fmt: skip
 _SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
               "dualpipe", "dualpipev", "pipedream", "pipedream-2bw", "auto", "sequential", "x", "", "1F1B")  # fmt: skip

@@ -287,6 +287,8 @@ def test_a_configuration_that_a_file_names_is_read_where_it_lies(tmp_path: Path)
     with pytest.raises(PlanError, match=r"conf/z\.json is a file that is not read"):
         read_job_of(SOURCES["deepspeed"], (str(run), str(tmp_path / "conf/other.json"), model), Asked())
     run.write_text(run.read_text().replace("conf/z.json", "../conf/z.json"))
+    assert read_job_of(SOURCES["deepspeed"], (str(run), model), Asked()).job.plan.zero == 3
+    run.write_text(run.read_text().replace("../conf/z.json", "x/../../conf/z.json"))
     with pytest.raises(PlanError, match=r"conf/z\.json is a file that is not read"):
         read_job_of(SOURCES["deepspeed"], (str(run), model), Asked())
 

@@ -108,6 +108,16 @@ def test_what_a_command_writes_into_a_script_before_it_starts_is_asked_for() -> 
     assert "line 2: inner.sh is changed before it is started, which is not followed" in answer.assumed
 
 
+def test_a_file_that_is_written_and_never_started_is_no_script_that_changes() -> None:
+    lines = (
+        "echo started > $LOGS/environment.txt",
+        "printenv >> $LOGS/environment.txt",
+        "date >> $LOGS/environment.txt",
+    )
+    answer = job_read(script(*lines, MEGATRON))[1]
+    assert not [note for note in answer.assumed if "environment.txt" in note]
+
+
 def test_a_number_of_ranks_in_a_variable_is_asked_for_before_a_list_of_hosts() -> None:
     line = f"mpirun -np $((4 * $HOSTS)) -npernode 4 --hostfile h python {MEGATRON.partition('8 ')[2]}"
     (fault,) = faults(script(line))

@@ -328,3 +328,50 @@ def test_a_default_of_numbers_is_not_told_where_others_hold() -> None:
 def test_engines_of_checkpoints_of_deepspeed_are_known() -> None:
     text = '{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "datastates_ckpt": {"host_cache_size": 16}}'
     assert job_read({"ds.json": text} | MODEL, devices=8)[1].job.plan.microbatch_size == 2
+
+
+PRIMUS = {
+    "harbour.yaml": """work_group: ${TEAM:me}
+user_name: me
+exp_name: harbour
+modules:
+  pre_trainer:
+    framework: torchtitan
+    config: pre_trainer.yaml
+    model: harbour_8B.yaml
+    overrides:
+      stderr_sink_level: INFO
+      training: {local_batch_size: 4, seq_len: 1024, mock_data: true}
+      parallelism: {tensor_parallel_degree: 2}
+      activation_checkpoint: {mode: "${MODE:full}"}
+""",
+    "primus/configs/modules/torchtitan/pre_trainer.yaml": """extends: [../module_base.yaml]
+training: {local_batch_size: 8, seq_len: 2048, steps: 90}
+parallelism: {data_parallel_shard_degree: -1, tensor_parallel_degree: 1}
+optimizer: {name: AdamW, lr: 8.0e-4}
+primus_turbo: {enable_primus_turbo: true, use_turbo_grouped_mm: false, use_moe_fp8: true}
+""",
+    "primus/configs/modules/megatron/pre_trainer.yaml": "micro_batch_size: 1\n",
+    "primus/configs/models/torchtitan/harbour_8B.yaml": (
+        "model: {name: llama3, flavor: 8B, converters: [primus_turbo]}\n"
+    ),
+}
+
+
+def test_an_experiment_of_primus_with_torchtitan_has_the_sections_of_its_toml() -> None:
+    answer = job_read(PRIMUS, devices=8)[1]
+    job = answer.job
+    assert (job.plan.dp, job.plan.tp, job.plan.zero, job.plan.recompute) == (4, 2, 3, "full")
+    assert (job.plan.microbatch_size, job.model.sequence, job.model.name) == (4, 1024, "llama3-8b")
+    assert job.optimizer.steps == 90 and job.batch.global_batch_size == 16
+    assert any("primus_turbo" in note for note in answer.assumed)
+
+
+def test_experts_in_fp8_by_the_kernels_of_primus_are_not_passed_over() -> None:
+    name = "primus/configs/modules/torchtitan/pre_trainer.yaml"
+    texts = PRIMUS | {name: PRIMUS[name].replace("grouped_mm: false", "grouped_mm: true")}
+    with pytest.raises(PlanError, match=r"primus_turbo\.use_moe_fp8"):
+        job_read(texts, devices=8)
+    without = {file: text for file, text in PRIMUS.items() if "models" not in file}
+    with pytest.raises(PlanError, match=r"it begins from harbour_8B\.yaml"):
+        job_read(without, devices=8)

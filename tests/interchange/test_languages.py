@@ -89,7 +89,10 @@ def test_what_a_system_lacks_is_told_without_the_way_out_of_imports() -> None:
 
 def test_notes_of_an_export_are_in_the_language_that_is_asked_for() -> None:
     result = Exported({"run.sh": ""}, ("run.seed", "data.path"), 3e-4, nodes=4)
-    notes = "".join(exported_notes(result, "NeMo", "zh").split())  # lines may end at any space
+    notes = "".join(exported_notes(result, SYSTEMS["nemo"], "zh").split())  # lines may end at any space
     assert notes.startswith("NeMo有自己的写法，略去：run.seed、data.path。作业没有写学习率，文件里写的是0.0003；")
     assert "请在4个节点上各启动run.sh，并设好环境变量NODE_RANK（0到3）" in notes
-    assert exported_notes(result, "NeMo").startswith("Left out, for NeMo says it in its own way: run.seed, data.path.")
+    told = exported_notes(result, SYSTEMS["nemo"])
+    assert told.startswith("Left out, for NeMo says it in its own way: run.seed, data.path.")
+    assert told.endswith("The data in the files stand for yours.")
+    assert "launch JOB --slurm --for megatron" in " ".join(exported_notes(result, SYSTEMS["megatron"]).split())

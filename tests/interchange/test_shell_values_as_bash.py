@@ -81,7 +81,7 @@ ASKED = {
     "another name in a function": "A=32\nf() { local -n B=$1; B=16; }\nf A\nrun $A",
     "arithmetic in a word": "A=32\necho $((A=16))\nrun $A",
     "arithmetic behind": "A=15\nB=$((A++))\nrun $A",
-    "lines of a command": "A=32\nmapfile -t A < <(echo 16)\nrun $A",
+    "lines of a program": "A=32\nmapfile -t A < <(no-such-program; echo 16)\nrun $A",
     "lines without ends": "A=32\nmapfile -n 1 A <<EOF\n16\nEOF\nrun $A",
     "an element that is unset": "A=(32 16)\nunset 'A[0]'\nrun ${A[@]}",
     "arithmetic in an open part": f"A=16\n{OPEN} ((A*=2)); fi\nrun $A",

@@ -64,7 +64,7 @@ def test_accelerate_is_told_the_number_of_a_node_and_the_first_one(
 def test_how_several_nodes_start_is_told() -> None:
     for name in ("megatron", "nemo", "accelerate", "deepspeed"):
         result = exported(SYSTEMS[name], load_job("quickstart", TWO_NODES))
-        answer = exported_notes(result, SYSTEMS[name].title)
+        answer = exported_notes(result, SYSTEMS[name])
         assert ("NODE_RANK" in answer) == ("run.sh" in result.files) and "2 nodes" in answer
     one = exported(SYSTEMS["deepspeed"], load_job("quickstart", [*TWO_NODES[:5], "plan.zero=2"]))
-    assert "NODE_RANK" not in exported_notes(one, "DeepSpeed") + one.files["run.sh"]
+    assert "NODE_RANK" not in exported_notes(one, SYSTEMS["deepspeed"]) + one.files["run.sh"]

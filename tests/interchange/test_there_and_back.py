@@ -158,3 +158,11 @@ def test_a_model_without_a_family_is_refused_in_words_of_this_command(name: str)
     with pytest.raises(Lacking) as caught:
         exported(SYSTEMS[name], job)
     assert "--names" not in str(caught.value) and "--to megatron" in str(caught.value)
+
+
+@pytest.mark.parametrize(("rate", "lowest"), [("0.00015", "1.5e-05"), ("3e-4", "3e-05"), ("6.5e-5", "6.5e-06")])
+def test_the_lowest_learning_rate_is_written_as_people_write_it(rate: str, lowest: str) -> None:
+    job = load_job("quickstart", (f"optimizer.learning_rate={rate}", "optimizer.min_learning_rate_ratio=0.1"))
+    assert f"    --min-lr {lowest}\n" in exported(SYSTEMS["megatron"], job).files["run.sh"]
+    nanotron = "\n".join(exported(SYSTEMS["nanotron"], job).files.values())
+    assert float(nanotron.partition("min_decay_lr: ")[2].split()[0]) == float(lowest)

@@ -42,7 +42,7 @@ def test_what_they_compute_from_an_unknown_variable_is_asked_for_by_its_name(val
 
 
 @pytest.mark.parametrize(
-    "value", ["$(expr 7 / 0)", "$(echo 1.5 | bc)", "$(echo 2 | sort -V)", "$(" * 30 + "echo 2" + ")" * 30]
+    "value", ["$(expr 7 / 0)", "$(echo 1.5 | bc)", "$(echo 2 | sort -h)", "$(" * 30 + "echo 2" + ")" * 30]
 )
 def test_what_is_no_whole_number_is_asked_for(value: str) -> None:
     (fault,) = faults(script(MEGATRON + f"--global-batch-size {value}"))

@@ -244,6 +244,21 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     assert "1 of 3 rows predicted" in scored(str(path)).stdout
 
 
+def test_a_table_without_a_measurement_is_refused_with_the_columns_that_have_one(tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    unmeasured = {name: value for name, value in TODAY.items() if name not in ("step_time_s", "peak_mem_gb")}
+
+    def written(column: str) -> str:
+        row = unmeasured | {column: "2500"}
+        table.write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+        return str(table)
+
+    meant = "tokens_per_s_per_gpu for tokens_per_s, perhaps"
+    with pytest.raises(PlanError, match=rf"no row says what was measured; .*: {meant}"):
+        scored(written("tokens_per_s"))
+    assert scored(written("tokens_per_s_per_gpu")).exit_code == 0
+
+
 def test_a_file_that_is_no_table(tmp_path: Path) -> None:
     path = tmp_path / "no.csv"
     path.write_text("a,b\n1,2\n")

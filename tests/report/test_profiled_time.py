@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from shardwright.config.run_file_names import PROFILE
 from shardwright.report.run.profiled_time import cause_rows, profiled_step, read_profiles
-from shardwright.train.run_files import PROFILE
 
 STEP = {"ph": "X", "cat": "user_annotation", "name": "step 4", "tid": 1, "ts": 100.0, "dur": 1000.0}
 

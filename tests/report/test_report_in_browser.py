@@ -112,6 +112,66 @@ def test_clusters_are_named_and_the_words_of_an_answer_stand_on_its_page(page: P
     assert_readable(page)
 
 
+_SCROLLING = """() => [...document.querySelectorAll("main *")].filter((one) => one.clientWidth > 30
+  && one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX !== "visible")
+  .map((one) => one.outerHTML.slice(0, 80))"""
+_WORDS = """Recommended: tp 4, pp 4, dp 4, interleaved-1f1b v 10, mb 1, zero 1, recompute selective norm+activation
+  60.652 s a step, 1,081 tokens/s/device.
+
+       step  P(1 faster)     MFU  plan
+1  60.652 s               52.6 %  tp 4, pp 4, dp 4, interleaved-1f1b v 10, mb 1, zero 1
+2  60.946 s         53 %  52.3 %  1 with pp 8, dp 2, dualpipe, uneven
+换用软件后的一步    方案 1  方案 2
+megatron-core     61.658 s  不支持
+This is no row of a table.
+
+2. Part
+-------
+compute  1.5 s
+total    2.5 s
+
+       16 h100-sxm  8 b200-sxm
+price  $6.16 (list  $5.00
+       of May)"""
+
+
+@pytest.mark.parametrize("page", [(390, "light"), (390, "dark")], indirect=True)
+def test_words_and_tables_of_an_answer_fit_a_phone(page: Page, tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    many = [row | {f"column {number}": number for number in range(20)} for row in PLANS]
+    file.write_text(answer_page("plan", "", many, text="printed", lines=_WORDS), encoding="utf-8")
+    page.goto(file.as_uri())
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    assert page.evaluate(_SCROLLING) == []
+    assert not page.is_visible("pre.printed")
+    assert page.locator(".flowing > p").all_inner_texts() == [
+        _WORDS.partition("\n")[0],
+        "60.652 s a step, 1,081 tokens/s/device.",
+        "This is no row of a table.",
+        "2. Part",
+    ]
+    tables = page.locator(".flowing > .wide")
+    assert tables.nth(0).locator("th[scope=col]").all_text_contents() == ["step", "P(1 faster)", "MFU", "plan"]
+    rows = tables.nth(0).locator("tbody tr")
+    assert rows.nth(0).locator("td").all_text_contents()[:3] == ["60.652 s", "", "52.6 %"]
+    assert rows.nth(1).locator("td").all_text_contents()[:3] == ["60.946 s", "53 %", "52.3 %"]
+    assert tables.nth(1).locator("td").all_text_contents() == ["61.658 s", "不支持"]
+    assert tables.nth(1).locator("td").nth(0).get_attribute("data-name") == "方案 1"
+    assert tables.nth(2).locator("tbody tr").all_text_contents() == ["compute1.5 s", "total2.5 s"]
+    assert tables.nth(3).locator("th[scope=col]").all_text_contents() == ["16 h100-sxm", "8 b200-sxm"]
+    assert tables.nth(3).locator("tbody tr").all_text_contents() == ["price$6.16 (list of May)$5.00"]
+    assert rows.nth(0).locator("td").last.bounding_box()["width"] > 300, "a long text has a line of its own"
+    assert_readable(page)
+
+
+@pytest.mark.parametrize("page", [(1400, "light")], indirect=True)
+def test_words_of_an_answer_are_as_printed_where_there_is_room(page: Page, tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    file.write_text(answer_page("plan", "", PLANS, text="printed", lines=_WORDS), encoding="utf-8")
+    page.goto(file.as_uri())
+    assert page.inner_text("pre.printed") == "printed" and not page.is_visible(".flowing")
+
+
 def assert_readable(page: Page) -> None:
     """Nothing that is wrong for those who read by ear or by keyboard."""
     checked = pytest.importorskip("axe_playwright_python.sync_playwright").Axe().run(page)

@@ -11,10 +11,10 @@ from shardwright.api.training import StartOptions, train_job
 from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
+from shardwright.config.run_file_names import CARD, METRICS, REPORT
 from shardwright.report.run.run_card import RunCard
 from shardwright.report.run.run_record import read_record
 from shardwright.report.run.run_report import report_data
-from shardwright.train.run_files import CARD, METRICS, REPORT
 from support.packed_columns import unpacked_ranks
 
 

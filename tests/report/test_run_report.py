@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
+from shardwright.config.run_file_names import CARD, METRICS, REPORT
 from shardwright.report.page_document import modules_of, page_document, templates_said
 from shardwright.report.run.run_card import RunCard
 from shardwright.report.run.run_record import read_record, record_of, thinned
 from shardwright.report.run.run_report import report_data, report_html
 from shardwright.report.timeline.job_study import study_job
-from shardwright.train.run_files import CARD, METRICS, REPORT
 from support.languages import assert_same_in_chinese
 from support.recorded_run import step_row, write_run
 

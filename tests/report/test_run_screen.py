@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
+from shardwright.config.run_file_names import CARD, METRICS
 from shardwright.report.rendered import rendered
 from shardwright.report.run.run_record import RunRecord, read_record, record_of
 from shardwright.report.run.run_screen import run_screen, sparkline
-from shardwright.train.run_files import CARD, METRICS
 from support.recorded_run import step_row, write_run
 
 

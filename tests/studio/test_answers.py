@@ -18,7 +18,6 @@ from shardwright.config import catalog
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.load import load_job, validate_fields
-from shardwright.config.phrase import in_language
 from shardwright.interchange.system import SYSTEMS
 from shardwright.memory.job_memories import job_accounts
 from shardwright.memory.job_memory import job_memory
@@ -338,6 +337,11 @@ def test_fields_of_a_found_plan_make_that_plan() -> None:
     assert PageState({**base.without_plan().texts, **texts}).job().plan == wanted.plan
 
 
+def lines_of(answer: dict[str, Any]) -> str:
+    """The notes on dropped files, one behind the other."""
+    return "\n".join(line for group in answer["notes"] for line in group["lines"])
+
+
 def dropped(page: TestClient, files: dict[str, str], state: dict[str, str], system: str = "") -> Any:
     return page.post("/drop", json={"files": files, "system": system, "state": state}).json()
 
@@ -347,7 +351,8 @@ def test_a_dropped_config_is_a_model_on_the_cluster_of_the_page(page: TestClient
     answer = dropped(page, {"config.json": json.dumps(TINY_LLAMA)}, cluster)
     state = answer["state"]
     assert (state["model.hidden"], state["model.layers"], state["devices"]) == ("64", "4", "16")
-    assert "a step has" in answer["notes"] and int(state["batch.global_batch_size"]) % 16 == 0
+    assert "a step has" in lines_of(answer) and int(state["batch.global_batch_size"]) % 16 == 0
+    assert "--set" not in lines_of(answer) and "the control Batch for another" in lines_of(answer)
     parts = parts_of(page, state)
     assert parts["job"]["ranks"] == 16 and parts["step"]["step_s"] > 0
     faults = dropped(page, {"config.json": json.dumps(TINY_LLAMA | {"model_type": "unheard-of"})}, cluster)["faults"]
@@ -357,14 +362,17 @@ def test_a_dropped_config_is_a_model_on_the_cluster_of_the_page(page: TestClient
 
 def test_a_dropped_script_is_the_job_that_import_reads(page: TestClient) -> None:
     answer = dropped(page, {"../../run.sh": MEGATRON}, {"device": "a100-sxm-80g", "devices": "32"})
-    assert answer["system"] == "Megatron-LM" and "default" in answer["notes"]
+    assert answer["system"] == "Megatron-LM" and "default" in lines_of(answer)
     job = PageState(answer["state"]).job()
     assert (job.plan.tp, job.plan.pp, job.plan.dp, job.model.hidden) == (4, 2, 4, 2048)
     assert parts_of(page, answer["state"], "step")["step"]["step_s"] > 0
     too_few = dropped(page, {"run.sh": MEGATRON.replace("--nnodes 4", "--nnodes $N")}, {"devices": "4"})
     assert "with --devices" in too_few["faults"][0] and "below Cluster" in too_few["way_out"]
     unknown = MEGATRON.replace("--bf16", "--bf16 --unheard-of 3")
-    assert "unheard-of" in dropped(page, {"run.sh": unknown}, {"device": "a100-sxm-80g", "devices": "32"})["notes"]
+    told = dropped(page, {"run.sh": unknown}, {"device": "a100-sxm-80g", "devices": "32"})
+    assert "unheard-of" in lines_of(told) and "--as NAME" not in lines_of(told)
+    folded = [group["heading"] for group in told["notes"] if group["folded"]]
+    assert folded == ["Not read, for it does not change the plan:"]
 
 
 @pytest.mark.parametrize(
@@ -387,9 +395,9 @@ def test_a_dropped_job_is_what_was_exported(page: TestClient) -> None:
     ((name, text),) = page.post("/export", json={"state": state, "to": "toml"}).json()["files"].items()
     answer = dropped(page, {name: text}, {})
     assert PageState(answer["state"]).job().plan == PageState(state).job().plan
-    assert "optimizer" not in answer["notes"]
+    assert "optimizer" not in lines_of(answer)
     assert dropped(page, {"x.toml": "a = "}, {})["faults"][0].startswith("x.toml is not valid TOML: ")
-    assert "choose the system" in dropped(page, {"x.exe": ""}, {})["faults"][0]
+    assert "drop one, such as a script" in dropped(page, {"x.exe": ""}, {})["faults"][0]
     assert "x.sh" not in dropped(page, {"x.sh": ""}, {}, system="nothing")["faults"][0]
     assert dropped(page, {}, {})["faults"] and dropped(page, {f"{n}.sh": "" for n in range(9)}, {})["faults"]
 
@@ -405,13 +413,17 @@ def test_a_plan_is_exported_to_every_format(page: TestClient) -> None:
         stage = {"plan.zero": "1"} if to == "nanotron" else {}  # which shards no gradients
         assert page.post("/export", json={"state": state | stage, "to": to}).json()["files"]
     lacking = page.post("/export", json={"state": {"job": "llama3-405b-16k"}, "to": "megatron"}).json()
-    assert "the nearest is 1" in lacking["faults"][0] and "--set plan.zero=1" in lacking["way_out"]
+    assert (
+        "the nearest is 1" in lacking["faults"][0]
+        and "ZeRO: 1" in lacking["way_out"]
+        and "--set" not in lacking["way_out"]
+    )
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_notes_of_the_page_name_controls_and_no_options(language: str) -> None:
     asked = AskedJob("llama3-8b", ("optimizer.steps=10",), AskedCluster(8, "h100-sxm"))
-    told = [in_language(on_page(note), language) for note in asked.notes]
+    told = [on_page(note, language) for note in asked.notes]
     assert any("--set" in note for note in asked.notes) and not any("--set" in note for note in told)
     control = {"en": "the control Batch for another", "zh": "可用 “批次”一栏修改"}[language]
     assert any(control in note for note in told), told

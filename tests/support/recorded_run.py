@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.config.load import load_job
+from shardwright.config.run_file_names import METRICS
 from shardwright.report.run.run_card import RunCard
-from shardwright.train.run_files import METRICS
 
 
 def step_row(step: int) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from shardwright.config.user_file import FileFault, path_exists, read_text
 from shardwright.memory.budget import meet_budget
 from shardwright.schedule.job_program import plan_faults
 
+_OWN_SUFFIXES = (".toml", ".json", "")  # of files that may be jobs or models
+
 
 @dataclass(frozen=True)
 class JobToPlan:
@@ -184,15 +186,21 @@ def planned(subject: str, spec: JobSpec) -> JobSpec:
 
 
 def _foreign_file(path: str) -> str:
-    """A fault for the file of another training system, with the commands that read it; empty for any other file."""
-    from shardwright.interchange.recognised import JOB, system_name_of
-    from shardwright.interchange.system import SOURCES, SYSTEMS
+    """A fault for a file that is no job and no model: of another training system, with the commands that read it, or of
+    none; empty for any other file."""
+    from shardwright.interchange.recognised import JOB, UnknownSystem, no_job_fault, system_name_of
+    from shardwright.interchange.system import SOURCES
 
     if not path_exists(path) or Path(path).is_dir():
         return ""
+    is_named_as_job = Path(path).suffix.lower() in _OWN_SUFFIXES
     try:
         system = system_name_of(path, read_text(Path(path), MIB, "configuration"))
-    except (PlanError, FileFault, OSError):
+    except UnknownSystem:
+        return "" if is_named_as_job else no_job_fault(path)
+    except PlanError as error:
+        return "" if is_named_as_job else say("{path} is no job: {fault}", path=path, fault=error.faults[0])
+    except (FileFault, OSError):
         return ""
     if system == JOB:
         return ""
@@ -203,8 +211,6 @@ def _foreign_file(path: str) -> str:
         title=SOURCES[system].title,
         system=system,
     )
-    if system not in SYSTEMS:
-        return fault
     return say(
         "{fault}; `shardwright plan --from {system} {path}` with --device finds better plans for it",
         fault=fault,

@@ -105,6 +105,12 @@ def offered_clusters(names: Sequence[str]) -> list[OfferedCluster]:
 
 def _offer_fault(name: str, match: re.Match[str] | None) -> str:
     """The fault of a text that names no cluster, or whose device is unknown; empty for any other."""
+    if "," in name and all(map(_CLUSTER.fullmatch, parts := [part.strip() for part in name.split(",")])):
+        return say(
+            "--on {name}: each cluster has an --on of its own; write {options}",
+            name=repr(name),
+            options=" ".join(f"--on {part}" for part in parts),
+        )
     if match is None or not int(match["devices"]) * int(match["nodes"] or 1):
         return say(
             "--on {name} is no cluster; write a device and how many, such as {example}",

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardwright.api.shown import Shown
+from shardwright.config import largest
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH, say
@@ -12,19 +13,22 @@ from shardwright.report.document import Part, document_text
 from shardwright.report.estimate_text import estimate_dict, estimate_parts
 
 if TYPE_CHECKING:  # prices need numpy, which the memory account does not
+    from shardwright.interchange.job_files import JobFiles
     from shardwright.report.estimate_text import SoftwareRow
 
 
 @dataclass(frozen=True, repr=False)
 class Estimated(Shown):
-    """A job's prediction. `beside` has predictions with all other software of the catalog, if they were asked for."""
+    """A job's prediction. `beside` has predictions with all other software of the catalog, if they were asked for, and
+    `origin` are the files of another system that it was read from, if it was."""
 
     job: JobSpec
     beside: "tuple[SoftwareRow, ...]" = ()
+    origin: "JobFiles | None" = None
 
     @cached_property
     def _values(self) -> dict[str, Any]:
-        return estimate_dict(self.job)
+        return estimate_dict(self.job, self.origin)
 
     @property
     def parameters(self) -> int:
@@ -67,7 +71,7 @@ class Estimated(Shown):
     @cached_property
     def _parts(self) -> list[Part]:
         """The text, which is of no language yet."""
-        parts = estimate_parts(self.job)
+        parts = estimate_parts(self.job, self.origin)
         if self.beside:
             from shardwright.report.estimate_text import software_table
 
@@ -86,16 +90,23 @@ class Estimated(Shown):
         return [{"pp_rank": rank, **num_bytes} for rank, num_bytes in enumerate(self._values["memory"])]
 
 
-def estimated(subject: str, job: JobSpec, with_others: bool = False) -> Estimated:
-    """The prediction of a checked job; `with_others` adds predictions with all other software. Raises PlanError."""
+def estimated(
+    subject: str, job: JobSpec, with_others: bool = False, tokens: float = 0.0, origin: "JobFiles | None" = None
+) -> Estimated:
+    """The prediction of a checked job, of a run of some `tokens`, if any are stated, in place of its steps;
+    `with_others` adds predictions with all other software, and `origin` are files of another system. Raises
+    PlanError."""
+    if tokens:
+        steps = max(1, round(min(tokens / job.tokens_per_step, largest.STEPS)))
+        job = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"steps": steps})})
     if not with_others:
-        return Estimated(job)
+        return Estimated(job, origin=origin)
     if job.cluster.device == "unknown":
         fault = say("cluster.device is unknown, so no software has a price; set it to a device of the catalog")
         raise PlanError(subject, [fault])
     from shardwright.report.estimate_text import software_rows
 
     try:
-        return Estimated(job, tuple(software_rows(job)))
+        return Estimated(job, tuple(software_rows(job)), origin)
     except KeyError as error:
         raise PlanError(subject, [error_text(error)]) from None

@@ -16,6 +16,7 @@ from shardwright.config.user_file import FileFault, read_text, system_reason
 from shardwright.explain.rank_groups import groups_of_rank_0
 from shardwright.interchange.foreign_job import read_job_of
 from shardwright.interchange.imported import Asked, split_sets
+from shardwright.interchange.job_files import JobFiles, origin_of
 from shardwright.interchange.recognised import JOB, system_name_of
 from shardwright.interchange.system import SOURCES
 from shardwright.memory.job_memory import job_memory
@@ -73,10 +74,10 @@ def file_check(
         faults = error.faults if isinstance(error, PlanError) else [text]
         return FileCheck(path, "unknown", readable=False, findings=tuple(faults))
     try:
-        job = _job(path, overrides, cluster, system, model)
+        job, origin = _job(path, overrides, cluster, system, model)
     except PlanError as error:
         return FileCheck(path, system, findings=tuple(error.faults))
-    return _job_check(path, system, job)
+    return _job_check(path, system, job, origin)
 
 
 def _recognised(path: str) -> str:
@@ -85,18 +86,21 @@ def _recognised(path: str) -> str:
     return JOB if Path(path).is_dir() else system_name_of(path, read_text(Path(path), MIB, say("job or configuration")))
 
 
-def _job(path: str, overrides: tuple[str, ...], cluster: AskedCluster, system: str, model: str) -> JobSpec:
-    """The checked job of a file. Raises PlanError."""
+def _job(
+    path: str, overrides: tuple[str, ...], cluster: AskedCluster, system: str, model: str
+) -> tuple[JobSpec, JobFiles | None]:
+    """The checked job of a file, and its files if they are another system's. Raises PlanError."""
     if system == JOB:
-        return AskedJob(path, overrides, cluster).to_predict()[0]
+        return AskedJob(path, overrides, cluster).to_predict()[0], None
     variables, fields = split_sets(overrides)
     paths = (path, model) if model else (path,)
-    return planned(path, read_job_of(SOURCES[system], paths, Asked(variables, fields, cluster)).job)
+    imported = read_job_of(SOURCES[system], paths, Asked(variables, fields, cluster))
+    return planned(path, imported.job), origin_of(system, paths, imported)
 
 
-def _job_check(path: str, system: str, job: JobSpec) -> FileCheck:
+def _job_check(path: str, system: str, job: JobSpec, origin: JobFiles | None) -> FileCheck:
     """The findings on a legal job."""
-    estimate = estimated(path, job)
+    estimate = estimated(path, job, origin=origin)
     findings, missing_bytes = list[str](), 0
     if estimate.fits is False:
         missing_bytes = _missing_bytes(job)

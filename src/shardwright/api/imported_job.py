@@ -1,10 +1,12 @@
 """A job of another training system, read from its files as commands and an agent name them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, error_text
-from shardwright.config.phrase import say
+from shardwright.config.catalog import written_alike
+from shardwright.config.phrase import any_of, say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text, system_reason
 from shardwright.interchange.foreign_job import read_job_of
@@ -38,15 +40,24 @@ def system_and_files(words: tuple[str, ...], chosen: str = "") -> tuple[str, tup
         data = {word: read_text(Path(word), MIB, kind) for word in configurations}
         system = system_name_of(first, *texts, configurations=data)
     except (FileFault, OSError) as error:
-        fault = say(
-            "it can't be read as a file ({reason}); name a file, or one of {systems} and its files",
-            reason=system_reason(error) if isinstance(error, OSError) else error_text(error),
-            systems=SOURCES.names,
-        )
-        raise PlanError(first, [fault]) from None
+        raise PlanError(first, [_unread_fault(first, others, error)]) from None
     if system == JOB:
         raise PlanError(first, [say("it is a job of shardwright, or a model; name it to plan, estimate or train")])
     return system, words
+
+
+def _unread_fault(first: str, others: Sequence[str], error: FileFault | OSError) -> str:
+    """The fault of a first word that can't be read as a file: a system without files, a slip of one, or another."""
+    if first in SOURCES:
+        return say("it is a system, and none of its files is named; write {words} FILE", words=f"import {first}")
+    near = written_alike(first.lower(), list(SOURCES.names))
+    if isinstance(error, FileNotFoundError) and near and others:
+        return say("it is neither a system nor a file; did you mean {meant}?", meant=any_of(near))
+    return say(
+        "it can't be read as a file ({reason}); name a file, or one of {systems} and its files",
+        reason=system_reason(error) if isinstance(error, OSError) else error_text(error),
+        systems=SOURCES.names,
+    )
 
 
 def imported_job(

@@ -17,11 +17,12 @@ from shardwright.api.simulated import Simulated
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import any_of, say
 from shardwright.config.plain_values import GivenOptions, plain, strange
 from shardwright.config.toml_text import value_text
 from shardwright.planner.scaling import sizes_of
 from shardwright.planner.search.constraints import constraints_of
+from shardwright.planner.search.objectives import Objective
 from shardwright.report.timeline.job_study import study_job
 from shardwright.report.toml_files import job_toml, write_toml
 
@@ -94,14 +95,19 @@ class Job(AskedJob):
         """
         return self.set(*_as_overrides(sections))
 
-    def estimate(self, *, beside: bool = False) -> Estimated:
-        """The command `estimate`: memory by rank, and for a known device the verdict on its fit, time, MFU and money.
+    def estimate(self, *, beside: bool = False, tokens: float = 0.0) -> Estimated:
+        """The command `estimate`: memory by rank, and for a known device the verdict on its fit, time, MFU and money,
+        of a run of some `tokens` in place of the job's steps.
 
         >>> estimate = load("tiny-llama", "plan.tp=2", devices=8, device="h100-sxm").estimate()
         >>> estimate.fits, estimate.parameters
         (True, 803968)
         """
-        return estimated(self.subject, self.spec, with_others=beside)
+        options = GivenOptions()
+        tokens = options.number("tokens", tokens, 1e12)
+        options.check(self.subject)
+        asked = replace(self, run_tokens=Objective(tokens=tokens).tokens)
+        return estimated(self.subject, asked.spec, with_others=beside, tokens=tokens)
 
     def plan(
         self,
@@ -207,10 +213,18 @@ class Job(AskedJob):
         options = GivenOptions()
         name = options.text("path", path, "job.toml")
         options.check("save")
-        write_toml(Path(name), self.spec)
+        write_toml(Path(name), self.spec, "save")
 
     def _cluster_options(self) -> dict[str, Any]:
         return vars(self.cluster)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError with what a job does, and the way to commands that are not among it."""
+        missing = f"'Job' object has no attribute {name!r}"
+        if not name.startswith("_"):
+            does = ", ".join(sorted(word for word, value in vars(Job).items() if word[0] != "_" and callable(value)))
+            missing += f"; a job has {does}, and other commands take the file that save('job.toml') writes"
+        raise AttributeError(missing, name=name, obj=self)
 
     def __repr__(self) -> str:
         words = [self.job if isinstance(self.job, str) else dict(self.job), *self.overrides]
@@ -254,17 +268,27 @@ def _wrong_kinds(job: Any, overrides: Sequence[Any]) -> list[str]:
     return faults
 
 
+def _no_section(name: str, value: Any) -> str:
+    """The fault of a value that is no section: a field of one, an option by another name, or neither."""
+    told = say(
+        "{name} is {section}, and a section is a dictionary of its fields, such as plan={{'tp': 2}}",
+        name=name,
+        section=repr(value),
+    )
+    specs = {section: field.annotation for section, field in JobSpec.model_fields.items()}
+    meant = [
+        f"{section}={{{name!r}: {value!r}}}"
+        for section, spec in specs.items()
+        if name in getattr(spec, "model_fields", ()) and section != name
+    ]
+    if "gpu" in name:
+        meant.append(f"devices={value!r}" if isinstance(value, int) else f"device={value!r}")
+    return say("{fault}; did you mean {meant}?", fault=told, meant=any_of(meant)) if meant else told
+
+
 def _as_overrides(sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Sections of fields as overrides of --set. Raises PlanError for a value that is no section."""
-    faults: list[str] = [
-        say(
-            "{name} is {section}, and a section is a dictionary of its fields, such as plan={{'tp': 2}}",
-            name=name,
-            section=repr(section),
-        )
-        for name, section in sections.items()
-        if not isinstance(section, Mapping)
-    ]
+    faults = [_no_section(name, value) for name, value in sections.items() if not isinstance(value, Mapping)]
     if faults := faults or list(strange(sections, "")):
         raise PlanError("overrides", faults)
     return tuple(

@@ -39,7 +39,8 @@ class ModuleMemory(Shown):
         rows = [["unit", "elements", *_KINDS]]
         for row in self.rows():
             rows.append([row["unit"], f"{row['elements']:,}", *(memory_text(row[f"{kind}_bytes"]) for kind in _KINDS)])
-        total_text = f"One of {counted(self.num_ranks, 'rank')} will hold {self.memory}; activations are not in it."
+        which = f"One of {counted(self.num_ranks, 'rank')}" if self.num_ranks > 1 else "The rank"
+        total_text = f"{which} will hold {self.memory}; activations are not in it."
         buffers_text = f" The module's own buffers are {memory_text(self.buffer_bytes)}." if self.buffer_bytes else ""
         return f"{total_text}{buffers_text}\n\n{aligned(rows)}"
 
@@ -86,7 +87,7 @@ def memory_of(
     try:
         job = module_job(plan, optimizer, precision, dp if isinstance(dp, int) else 1)
     except PlanError as error:
-        raise PlanError(SUBJECT, error.faults + faults) from None
+        raise PlanError(SUBJECT, error.faults + faults, error.way_out) from None
     if faults:
         raise PlanError(SUBJECT, faults)
     split_module = module_units(module, units)

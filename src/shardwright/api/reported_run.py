@@ -13,8 +13,9 @@ from shardwright import __version__
 from shardwright.config.base import RunError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH, language_of_locale, say
+from shardwright.config.run_file_names import METRICS, REPORT
 from shardwright.report.run.run_card import RunCard, Status
-from shardwright.train.run_files import METRICS, REPORT, open_to_append
+from shardwright.train.run_files import open_to_append
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,8 +1,12 @@
 """The beginning of a run: what one on several machines must state, checkpoints that nobody asked for, the cost."""
 
+import glob
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.config.base import PlanError
+from shardwright.config.data import STDLIB
 from shardwright.config.job import STATED, JobSpec
 from shardwright.config.phrase import each, say
 from shardwright.config.units import counted_phrase, seconds_text
@@ -95,6 +99,31 @@ def regretted_warmup(job: JobSpec) -> list[str]:
     ]
 
 
+_SUFFIXES = ("", ".bin", ".idx")  # of what a path names: itself, or tokens of Megatron by their prefix
+
+
+def unseen_paths(job: JobSpec, folder: Path) -> list[str]:
+    """A sentence on each path of a job that names nothing on this machine, as seen from a folder: the ranks look for it
+    on theirs. Addresses are not looked for."""
+    named = [("data.path", data.path) for data in (*job.data.each, *job.data.each_validation) if data.path != STDLIB]
+    named += [("data.tokenizer", job.data.tokenizer)] if job.data.tokenizer != "bytes" else []
+    named += [("model.weights", job.model.weights)] if job.model.weights else []
+    return [
+        say(
+            "{field} is {path}, which names nothing on this machine; the ranks look for it on theirs",
+            field=field,
+            path=path,
+        )
+        for field, path in dict.fromkeys(named)
+        if "://" not in path and not _is_there(str(folder / os.path.expanduser(path)))
+    ]
+
+
+def _is_there(path: str) -> bool:
+    """True if a path, or a pattern of paths, names something."""
+    return any(os.path.exists(path + suffix) for suffix in _SUFFIXES) or next(glob.iglob(path), None) is not None
+
+
 def _states(job: JobSpec, section: str) -> bool:
     """True if a job states one of the section's fields that a run on several machines must state."""
     return bool(getattr(job, section).model_fields_set.intersection(STATED[section]))
@@ -113,11 +142,12 @@ def cost_text(job: JobSpec) -> str:
     estimate = _predicted(job)
     if estimate is None:
         return ""
+    from shardwright.config.units import number_text
     from shardwright.cost.money import price_words
     from shardwright.report.plans_text import usd_text
 
     money = estimate.cost_of_steps(estimate.num_steps_of_run)
-    cost = say("{device_hours:,.3g} device-hours", device_hours=money.device_hours)
+    cost = say("{hours} device-hours", hours=number_text(float(money.device_hours)))
     if money.usd is not None:
         cost = say("{hours} and {usd}, {price}", hours=cost, usd=usd_text(money.usd), price=price_words(job.cluster))
     told = say(

@@ -16,26 +16,32 @@ from shardwright.api.found_plans import PlanQuestion
 from shardwright.api.loaded_job import Job, load
 from shardwright.api.tool_arguments import tool_arguments
 from shardwright.config import catalog
-from shardwright.config.base import PlanError, RunError, shortened, together
+from shardwright.config.base import PlanError, RunError, error_text, shortened, together
 from shardwright.config.load import subject_of
 from shardwright.config.phrase import say
+from shardwright.config.toml_file import TOML_ERRORS, parse_toml, value_faults
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
+_SUBJECT = say("job")  # of a text
 NUM_PLANS = 3  # an agent reads every one of them
 INSTRUCTIONS = (
     "Shardwright predicts memory, time and money of training a transformer on a cluster, and finds the best parallel "
     "plan. Use `catalog` for names of models, devices and jobs, `plan` to choose a plan, `estimate` to judge one, "
     "`explain` to tell a step, `check` for the faults of a job, `import` for a script or configuration of Megatron-LM, "
-    "DeepSpeed, torchtitan and others. Numbers are predictions: bytes, seconds, US dollars."
+    "DeepSpeed, torchtitan and others: its `toml`, and the one that `plan` recommends, are a `job` of other tools. "
+    "Numbers are predictions: bytes, seconds, US dollars. Messages name options of the command line: --set FIELD=VALUE "
+    "is an entry of `overrides` (--devices-per-node 8 is cluster.devices_per_node=8, --as NAME cluster.software=NAME), "
+    "--devices, --device and --keep are arguments, and what `shardwright models`, `devices` and `software` list is in "
+    "`catalog`."
 )
 
 JobName = Annotated[
     str,
     Field(
-        description="A name of the catalog (a job, or a model with `devices` and `device`), or the path of a TOML file "
-        "or of a config.json.",
+        description="A name of the catalog (a job, or a model with `devices` and `device`), the path of a TOML file or "
+        "of a config.json, or the text of a TOML file, such as the `toml` that `import` answers.",
         examples=["quickstart"],
     ),
 ]
@@ -86,9 +92,9 @@ def plan(
 ) -> dict[str, Any]:
     """Find the best plans of a job on its cluster, fastest first; the recommended one also as a TOML file, which every
     command of Shardwright reads."""
-    options = PlanQuestion(keep=keep, objective=objective).read(subject_of(job))
+    options = PlanQuestion(keep=keep, objective=objective).read(_subject(job))
     load_job = partial(_loaded, job, overrides, devices, device)
-    loaded, _ = together(subject_of(job), load_job, options.constraints)
+    loaded, _ = together(_subject(job), load_job, options.constraints)
     plans = loaded.plan(top=NUM_PLANS, keep=keep, objective=objective)
     recommended = None if plans.best is None else plans.recommended.toml()
     return {"notes": list(loaded.notes), "plans": plans.dicts(), "recommended_toml": recommended}
@@ -112,8 +118,8 @@ def check(job: JobName, overrides: Overrides = (), devices: Devices = 0, device:
 def import_files(
     files: Files, system: SystemName = "", overrides: Overrides = (), devices: Devices = 0, device: Device = ""
 ) -> dict[str, Any]:
-    """Read the job of another training system. `toml` is the job: write it to a file, whose path is a job for the other
-    tools. The rest is what was assumed, and what of the files the job lacks. Nothing of the files is run."""
+    """Read the job of another training system. `toml` is a job for the other tools, as it is. The rest is what was
+    assumed, and what of the files the job lacks. Nothing of the files is run."""
     from shardwright.api.asked_job import planned
     from shardwright.api.imported_job import imported_job, system_and_files
     from shardwright.config.asked_cluster import AskedCluster
@@ -195,4 +201,21 @@ def _assumptions(job: Job) -> tuple[str, ...]:
 
 
 def _loaded(job: str, overrides: Sequence[str], devices: int, device: str) -> Job:
-    return load(job, *overrides, devices=devices, device=device)
+    return load(_fields(job) if "\n" in job else job, *overrides, devices=devices, device=device)
+
+
+def _fields(text: str) -> dict[str, Any]:
+    """The fields of a job's TOML text. Raises PlanError."""
+    try:
+        fields = parse_toml(text)
+    except TOML_ERRORS as error:
+        fault = say("the text is not valid TOML: {reason}; mend it, or give a name or a path", reason=error_text(error))
+        raise PlanError(_SUBJECT, [fault]) from None
+    if faults := value_faults(fields):
+        raise PlanError(_SUBJECT, faults[:1])
+    return fields
+
+
+def _subject(job: str) -> str:
+    """The subject of a message about a job, which need not have a name."""
+    return _SUBJECT if "\n" in job else subject_of(job)

@@ -93,7 +93,7 @@ class TrainingResult(Shown):
 
     def _repr_html_(self) -> str:
         """The report of the run; without one what `to_dict` has."""
-        from shardwright.train.run_files import REPORT
+        from shardwright.config.run_file_names import REPORT
 
         try:
             return framed((self.folder / REPORT).read_text(encoding="utf-8"))
@@ -102,7 +102,7 @@ class TrainingResult(Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of the run's metrics: one for each step and for each evaluation."""
-        from shardwright.train.run_files import METRICS
+        from shardwright.config.run_file_names import METRICS
 
         with (self.folder / METRICS).open(encoding="utf-8") as file:
             return [flat_keys(line) for line in map(json.loads, file) if "step" in line]
@@ -160,9 +160,10 @@ def _compared(spec: JobSpec, result: Any, folder: Path, language: str) -> tuple[
     language."""
     if result.measured is None or result.preempted:  # a user who asks a run to leave does not wait long
         return None, ""
+    from shardwright.config.run_file_names import METRICS
     from shardwright.report.run_comparison import compared_dict, compared_text
     from shardwright.train.launch.full_disk import telling_of_full_disk
-    from shardwright.train.run_files import METRICS, open_to_append
+    from shardwright.train.run_files import open_to_append
 
     comparison = compared_dict(spec, result.measured)
     metrics = folder / METRICS

@@ -15,7 +15,7 @@ from shardwright.cli.command_language import LANGUAGE, tell
 from shardwright.cli.job_options import NamedFile
 from shardwright.config.phrase import language_of_locale, say
 
-_KEY, _TEXT, _VALUES = (f"{__name__}.{name}" for name in ("file", "text", "values"))
+_KEY, _TEXT, _LINES, _VALUES = (f"{__name__}.{name}" for name in ("file", "text", "lines", "values"))
 _HELP = "Write the answer as a page, one file that loads nothing."
 
 
@@ -64,7 +64,11 @@ def tell_answer(as_json: bool, values: Callable[[], Any], text: Callable[[], str
     """Print an answer: its values as JSON, or its text. A page has both."""
     context = click.get_current_context()
     if context.meta.get(_KEY) is not None:
+        from shardwright.config.text_columns import unbroken_lines
+
         context.meta[_TEXT], context.meta[_VALUES] = text(), (answer := values())
+        with unbroken_lines():
+            context.meta[_LINES] = text()
         click.echo(json.dumps(answer))
         return
     click.echo(json.dumps(values()) if as_json else text())
@@ -87,5 +91,6 @@ def _write(file: Path, context: click.Context, printed: str) -> None:
     command = shlex.join(["shardwright", *sys.argv[1:]]) if sys.argv[1:2] == [name] else f"shardwright {name}"
     answer = context.meta.get(_VALUES, None)  # whose sentences are phrases, which a page tells in its language
     answer = json.loads(printed) if answer is None else answer
-    page = answer_page(f"{name} {subject}".strip(), command, answer, language, context.meta.get(_TEXT, ""))
+    text, lines = context.meta.get(_TEXT, ""), context.meta.get(_LINES, "")
+    page = answer_page(f"{name} {subject}".strip(), command, answer, language, text=text, lines=lines)
     replace_output(file, page, "--html")

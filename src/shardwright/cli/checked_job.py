@@ -24,13 +24,16 @@ def load(job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = 
     return spec
 
 
-def load_predicted(job: str, overrides: tuple[str, ...], cluster: "AskedCluster", as_json: bool) -> "JobSpec":
-    """The job on the cluster that is asked for, checked; a model of the catalog under its best plan there.
+def load_predicted(
+    job: str, overrides: tuple[str, ...], cluster: "AskedCluster", as_json: bool, run_tokens: float = 0.0
+) -> "JobSpec":
+    """The job on the cluster that is asked for, checked; a model of the catalog under its best plan there, with as many
+    steps as take `run_tokens`, if any.
 
     Notes about values that nobody stated are printed; on standard error if the output is JSON.
     """
     with search_shown(command_language()):
-        spec, notes = _asked_job(job, overrides, cluster).to_predict()
+        spec, notes = _asked_job(job, overrides, cluster, run_tokens).to_predict()
     tell_notes(notes, aside=as_json)
     return spec
 

@@ -42,7 +42,7 @@ def check_files(
     language: str,
     **cluster_fields: Any,
 ) -> None:
-    """Check FILES, jobs or files of other systems, each alone: legal, fits, divides, experts on fast links, seconds.
+    """Check FILES, jobs or files of other systems, each alone: legal, fits, divides, experts on fast links, time.
 
     The exit status is 0 if all is fine, 1 if a file has a finding, and 2 if one can't be read.
     """

@@ -1,6 +1,8 @@
 """The commands that import jobs from other training systems, and export jobs to them."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
     from shardwright.config.job import JobSpec
     from shardwright.interchange.imported import Imported
+    from shardwright.interchange.job_files import JobFiles
     from shardwright.interchange.system import System
     from shardwright.planner.advice.advice import Advice
     from shardwright.planner.advice.objections import Objection
@@ -163,7 +166,7 @@ def export_job(
     if as_json:
         left_out, rate = list(result.left_out), result.unsaid_learning_rate
         click.echo(json.dumps({"files": result.files, "left_out": left_out, "unsaid_learning_rate": rate}))
-    elif notes := exported_notes(result, target.title, language):
+    elif notes := exported_notes(result, target, language):
         click.echo(notes, err=True)
 
 
@@ -219,28 +222,32 @@ def from_options(command: Any) -> Any:
 
 def load_predicted_from(
     name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster", language: str
-) -> "JobSpec":
-    """A job of another system under its own plan, to predict it. Notes on the import, in a language, go to standard
-    error. Raises PlanError."""
+) -> "tuple[JobSpec, JobFiles | None]":
+    """A job of another system under its own plan, to predict it, and its files. Notes on the import, in a language, go
+    to standard error. Raises PlanError."""
     from shardwright.api.asked_job import planned
     from shardwright.api.imported_job import imported_job
+    from shardwright.interchange.job_files import origin_of
     from shardwright.report.imported_text import imported_notes
 
     imported = imported_job(name, files, sets, cluster)
     spec = planned(say("job {name}", name=imported.job.name), imported.job)
     click.echo(imported_notes(imported, with_data=False, language=language) + "\n", err=True)
-    return spec
+    return spec, origin_of(name, files, imported)
 
 
 def load_from(
     name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster", language: str
-) -> "tuple[JobToPlan, Imported, System]":
-    """A job of another system to find better plans for, its import, and that system in the release of the files. Notes
-    on the import, in a language, go to standard error."""
+) -> "tuple[JobToPlan, Imported, JobFiles | None]":
+    """A job of another system to find better plans for, its import, and its files, if that system's are written, too.
+    Notes on the import, in a language, go to standard error."""
+    from dataclasses import replace
+
     from shardwright.api.asked_job import with_own_plan
     from shardwright.api.imported_job import imported_job
     from shardwright.config.base import PlanError
-    from shardwright.interchange.system import SYSTEMS, system_of
+    from shardwright.interchange.job_files import origin_of
+    from shardwright.interchange.system import SOURCES
     from shardwright.report.imported_text import imported_notes
 
     imported = imported_job(name, files, sets, cluster)
@@ -249,11 +256,19 @@ def load_from(
         fault = say("nothing says what devices it runs on; say it with --device, such as h100-sxm")
         raise PlanError(f"{name} {files[0]}", [fault])
     click.echo(imported_notes(imported, with_data=False, language=language) + "\n", err=True)
-    return with_own_plan(job), imported, SYSTEMS[system_of(name, files).name]
+    to_plan, origin = with_own_plan(job), origin_of(name, files, imported)
+    if origin is None:
+        note = say(
+            "files of {system} are read and not written, so plans are told as fields of a job: set them in its files "
+            "by its own names",
+            system=SOURCES[name].title,
+        )
+        to_plan = replace(to_plan, notes=(*to_plan.notes, note))
+    return to_plan, imported, origin
 
 
 def changes(
-    system: "System", own_job: "JobSpec", advice: "Advice", imported: "Imported", language: str | None
+    origin: "JobFiles", own_job: "JobSpec", advice: "Advice", imported: "Imported", language: str | None
 ) -> "str | dict[str, Any]":
     """The changes of settings that make the imported job faster, as text in a language; as data for JSON if it is
     None."""
@@ -262,10 +277,12 @@ def changes(
     from shardwright.report.flag_changes import changes_dict, changes_text, faster_plans
 
     (own_plan,) = priced([own_job], shipped())
-    faster = faster_plans(system, own_plan, advice, imported.sources)
+    faster = faster_plans(origin, own_plan, advice, imported.sources)
     if language is None:
         return changes_dict(own_plan, faster)
-    return changes_text(system, own_plan, imported.names, faster, language)
+    first = advice.recommendation.plan.job if advice.recommendation else None
+    is_lacking = first is not None and export_objection(origin.system, first) is not None
+    return changes_text(origin, own_plan, faster, language, is_lacking=is_lacking)
 
 
 def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
@@ -283,14 +300,37 @@ def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
             return job
         return job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": system.software})})
 
+    own_job = to_plan.own_job and of_system(to_plan.own_job)
+    noted = _with_export_note(system, to_plan)
+    return system, replace(noted, job=of_system(to_plan.job), own_job=own_job)
+
+
+def _with_export_note(system: "System", to_plan: "JobToPlan") -> "JobToPlan":
+    """The job with a note on how a plan of a system is written."""
+    from dataclasses import replace
+
     note = say(
         "every plan is one that {title} has: write it with --toml FILE, and `shardwright export FILE --to {name}` "
         "writes its files",
         title=system.title,
         name=system.name,
     )
-    own_job = to_plan.own_job and of_system(to_plan.own_job)
-    return system, replace(to_plan, job=of_system(to_plan.job), own_job=own_job, notes=(*to_plan.notes, note))
+    return replace(to_plan, notes=(*to_plan.notes, note))
+
+
+def kept_to(
+    name: str | None, system: "System | None", to_plan: "JobToPlan"
+) -> "tuple[System | None, JobToPlan, Callable[[JobSpec], Objection | None] | None]":
+    """The system to whose plans a search is held, the job for it, and the objection to plans that it does not have: the
+    system of a name, or else that of the job's own files, unless that has not what the job trains, whatever its plan
+    is. All are as given and None where neither is there."""
+    if name:
+        named, to_plan = planned_for(name, to_plan)
+        return named, to_plan, partial(export_objection, named)
+    own = export_objection(system, to_plan.own_job) if system and to_plan.own_job else None
+    if system is None or (own and not own.fields):
+        return system, to_plan, None
+    return system, _with_export_note(system, to_plan), partial(export_objection, system)
 
 
 def export_objection(system: "System", job: "JobSpec") -> "Objection | None":

@@ -194,6 +194,13 @@ class TokenCount(click.ParamType):
             self.fail(fault, param, ctx)
 
 
+def refuse_tokens(tokens: float) -> None:
+    """Raise BadParameter for a number of tokens that no run has."""
+    if not 0 <= tokens <= largest.FACTOR**2:
+        fault = say("{value:g} is not within {least:g} and {most:g}", value=tokens, least=0, most=largest.FACTOR**2)
+        raise click.BadParameter(fault, param_hint="--tokens")
+
+
 def cluster_options(command: Any) -> Any:
     """Add `--devices`, `--device`, `--devices-per-node` and `--memory-gib`: a cluster in place of the job's."""
     return devices_option(device_options(memory_option(command)))

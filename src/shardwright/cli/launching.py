@@ -103,7 +103,7 @@ def _description(job: str, overrides: tuple[str, ...], options: "LaunchOptions")
     try:
         spec = _job_of_target(job, overrides, options.target) if options.target else load_to_run(job, overrides)
     except PlanError as error:
-        raise PlanError(error.subject, error.faults + options.faults()) from None
+        raise PlanError(error.subject, error.faults + options.faults(), error.way_out) from None
     words = (job, *(word for override in overrides for word in ("--set", override)))
     description = launch_of(spec, words, options, folder=Path.cwd(), run_folder=folder_of(spec))
     refuse_unstated(spec, description.layout.servers, or_long=True)
@@ -138,7 +138,7 @@ def _job_of_target(job: str, overrides: tuple[str, ...], target: str) -> "JobSpe
 
 def _software_text_and_notes(description: "Launch") -> tuple[str, list[str]]:
     """The text to write for other software, and notes to print. Raises PlanError."""
-    from shardwright.api.run_start import regretted_warmup
+    from shardwright.api.run_start import regretted_warmup, unseen_paths
     from shardwright.interchange.system import SYSTEMS
     from shardwright.report.launch.launch_description import predicted_step_s
     from shardwright.report.launch.software_script import software_notes, software_script
@@ -146,16 +146,18 @@ def _software_text_and_notes(description: "Launch") -> tuple[str, list[str]]:
     system, job = SYSTEMS[description.options.target], description.job
     assert system.run_files is not None
     files = system.run_files.write(job, description.folder, predicted_step_s(job))
-    notes = [*regretted_warmup(job), *description.notes, *software_notes(description, system)]
+    unseen = unseen_paths(job, description.folder)
+    notes = [*regretted_warmup(job), *unseen, *description.notes, *software_notes(description, system)]
     return software_script(description, system, files), notes
 
 
 def _text_and_notes(description: "Launch") -> tuple[str, list[str]]:
     """The text to write, and notes to print."""
-    from shardwright.api.run_start import regretted_defaults
+    from shardwright.api.run_start import regretted_defaults, unseen_paths
 
     launcher = description.options.launcher
-    notes = [*regretted_defaults(description.job), *description.notes]
+    unseen = unseen_paths(description.job, description.folder)
+    notes = [*regretted_defaults(description.job), *unseen, *description.notes]
     if launcher == "slurm":
         from shardwright.report.launch.slurm_script import slurm_script
 

@@ -88,12 +88,11 @@ class LocalizedCommand(click.Command):
     context_class = LocalizedContext
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The arguments. One error lists all unknown options, and all values that are wrong
-        or missing."""
+        """The arguments. One error lists all unknown options, and all values that are wrong or missing."""
         words = list(args)
         try:
             return super().parse_args(ctx, args)
-        except (click.NoSuchOption, click.BadParameter) as error:
+        except click.UsageError as error:
             raise bad_words(self, ctx, words, error) from None
 
     def get_short_help_str(self, limit: int = 45) -> str:

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 import click
 
-from shardwright.cli.command_language import tell
+from shardwright.cli.command_language import command_language, tell
 from shardwright.cli.job_options import (
     PredictCommand,
     asked_cluster,
@@ -16,6 +16,7 @@ from shardwright.cli.job_options import (
     language_option,
     set_option,
 )
+from shardwright.cli.progress_bar import progress_shown
 from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def studio(
         from shardwright.config.base import PlanError
 
         raise PlanError("studio", [_NEEDED]) from None
-    texts = _state_texts(job, overrides, asked_cluster(dict(cluster_fields)))
+    with progress_shown(command_language()):  # for a model, whose best plan is where the page begins
+        texts = _state_texts(job, overrides, asked_cluster(dict(cluster_fields)))
     from shardwright.studio.plan_answer import warm_up
     from shardwright.studio.studio_server import listening, server_at
 

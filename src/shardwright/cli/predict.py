@@ -13,6 +13,7 @@ from shardwright.cli.command_language import command_language
 from shardwright.cli.interchange import from_options, load_predicted_from
 from shardwright.cli.job_options import (
     PredictCommand,
+    TokenCount,
     asked_cluster,
     cluster_options,
     command_language_option,
@@ -23,6 +24,7 @@ from shardwright.cli.job_options import (
     language_option,
     memory_option,
     node_option,
+    refuse_tokens,
 )
 from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.cli.progress_bar import progress_shown
@@ -31,11 +33,12 @@ from shardwright.config.text_columns import fitting, logged
 
 if TYPE_CHECKING:
     from shardwright.config.job import JobSpec
+    from shardwright.interchange.job_files import JobFiles
 
 
 @click.command(
     cls=PredictCommand,
-    brief=("--devices", "--device", "--set", "--as", "--beside"),
+    brief=("--devices", "--device", "--set", "--as", "--tokens", "--beside"),
     examples=(
         "estimate llama3-8b --devices 64 --device h100-sxm",
         "estimate quickstart --set plan.zero=1",
@@ -47,20 +50,33 @@ if TYPE_CHECKING:
 @language_option
 @from_options
 @click.option(
+    "--tokens",
+    type=TokenCount(),
+    default=0.0,
+    help="Tokens of the run, such as 1e12 or 15T, in place of the job's steps.",
+)
+@click.option(
     "--beside", "with_others", is_flag=True, help="Also with all other software of the catalog, side by side."
 )
 def estimate(
-    job: str, overrides: tuple[str, ...], as_json: bool, with_others: bool, language: str, **options: Any
+    job: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    with_others: bool,
+    language: str,
+    tokens: float,
+    **options: Any,
 ) -> None:
     """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device.
 
     And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
     """
-    spec = _predicted_job(job, overrides, options, as_json, language)
+    refuse_tokens(tokens)
+    spec, origin = _predicted_job(job, overrides, options | {"tokens": tokens}, as_json, language)
     from shardwright.api.estimated import estimated
 
     with progress_shown(command_language()):
-        prediction = estimated(f"job {job}", spec, with_others=with_others)
+        prediction = estimated(f"job {job}", spec, with_others=with_others, tokens=tokens, origin=origin)
     tell_answer(as_json, prediction.to_dict, lambda: fitting(prediction.in_language(language)))
 
 
@@ -78,7 +94,7 @@ def estimate(
 @from_options
 def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, **options: Any) -> None:
     """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
-    spec = _predicted_job(job, overrides, options, as_json, language)
+    spec, _ = _predicted_job(job, overrides, options, as_json, language)
     from shardwright.api.explained import Explained
 
     with progress_shown(command_language()):
@@ -88,19 +104,24 @@ def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, 
 
 def _predicted_job(
     job: str, overrides: tuple[str, ...], options: dict[str, Any], as_json: bool, language: str
-) -> "JobSpec":
-    """The job to predict; with --from that of another system's files. `options` are --from, --with and the cluster."""
-    system, further = options.pop("system_name"), options.pop("further_files")
+) -> "tuple[JobSpec, JobFiles | None]":
+    """The job to predict; with --from that of another system's files, and these. `options` are --from, --with, the
+    cluster, and --tokens where the command has it."""
+    system, further, tokens = options.pop("system_name"), options.pop("further_files"), options.pop("tokens", 0.0)
     cluster = asked_cluster(options)
+    if further and not system:
+        raise click.UsageError(say("--with names a further file of --from; say --from, too"))
     if system:
         return load_predicted_from(system, (job, *further), overrides, cluster, language)
-    if further:
-        raise click.UsageError(say("--with names a further file of --from; say --from, too"))
-    return load_predicted(job, overrides, cluster, as_json)
+    return load_predicted(job, overrides, cluster, as_json, tokens), None
+
+
+_TABLE = click.Path(exists=True, path_type=Path)
+_TABLE.name = "file"  # in messages: that it is no folder is told with a way out
 
 
 @click.command(cls=LocalizedCommand)
-@click.argument("runs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("runs", type=_TABLE)
 @json_option
 @language_option
 @file_option("--out", help="Write each row's prediction, and where its time goes, as CSV.")
@@ -110,14 +131,17 @@ def validate(runs: Path, as_json: bool, language: str, out: Path | None, oom: Pa
     """Predict every measured run in RUNS, a CSV file, and say how far off the predictions are.
 
     Columns are those of benchmarks/truth/README.md. Runs of your own need id, layers, hidden, seq, gpu, gpus,
-    gpus_per_node, tp, pp, mbs, gbs, precision and step_time_s; of a few each is shown. With --fit a part of the runs is
-    held back in turn, and the file is written if that shows that the fitted constants predict better than the
-    catalog's.
+    gpus_per_node, tp, pp, mbs, gbs, precision, and step_time_s or tokens_per_s_per_gpu; of a few each is shown. With
+    --fit a part of the runs is held back in turn, and the file is written if that shows that the fitted constants
+    predict better than the catalog's.
     """
     from shardwright.config.base import PlanError
     from shardwright.measure.validate import validate as compare
     from shardwright.report.validation_text import validation_text, write_rows
 
+    if runs.is_dir():
+        way_out = say("name a CSV file; `shardwright report {path}` sets a run beside its prediction", path=str(runs))
+        raise PlanError(say("file {path}", path=str(runs)), [say("it is a folder; {way_out}", way_out=way_out)])
     oom_beside_runs = runs.parent / "oom.csv"
     oom = oom or (oom_beside_runs if oom_beside_runs.exists() and not oom_beside_runs.samefile(runs) else None)
     for table in filter(None, (runs, oom)):

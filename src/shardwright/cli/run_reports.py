@@ -28,8 +28,8 @@ def report(run: Path, as_json: bool, language: str, html: Path | None) -> None:
     beside measured, timeline, experts, health, and the card of the run, which --json prints.
     """
     from shardwright.api.reported_run import report_page
+    from shardwright.config.run_file_names import REPORT
     from shardwright.report.output import replace_output
-    from shardwright.train.run_files import REPORT
 
     card, page = report_page(run, language)
     file = html or run / REPORT
@@ -99,10 +99,10 @@ def runs(folders: tuple[Path, ...], as_json: bool, language: str) -> None:
 def _screen(run: Path, language: str) -> "list[RenderableType]":
     """The screen of a run in a language, as it is now. Raises PlanError if there is no run."""
     from shardwright.config.base import PlanError
+    from shardwright.config.run_file_names import METRICS
     from shardwright.report.run.run_card import RunCard
     from shardwright.report.run.run_record import read_record
     from shardwright.report.run.run_screen import run_screen, seconds_silent
-    from shardwright.train.run_files import METRICS
 
     record = read_record(run)
     try:

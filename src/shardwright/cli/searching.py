@@ -11,7 +11,7 @@ from shardwright.cli.answer_pages import tell_answer
 from shardwright.cli.checked_job import load_predicted, load_to_plan, tell_notes
 from shardwright.cli.cluster_option_names import CLUSTER_OPTIONS
 from shardwright.cli.command_language import command_language
-from shardwright.cli.interchange import changes, export_objection, held_to, load_from, planned_for
+from shardwright.cli.interchange import changes, held_to, kept_to, load_from
 from shardwright.cli.job_options import (
     PredictCommand,
     TokenCount,
@@ -25,6 +25,7 @@ from shardwright.cli.job_options import (
     language_option,
     memory_option,
     question_of,
+    refuse_tokens,
 )
 from shardwright.cli.progress_bar import progress_shown, search_shown
 from shardwright.cli.system_option import SystemOption
@@ -105,7 +106,7 @@ def layout(
 
 @click.command(
     cls=PredictCommand,
-    brief=("--devices", "--device", "--for", "--keep", "--toml"),
+    brief=("--devices", "--device", "--tokens", "--usd-per-hour", "--for", "--keep", "--details", "--toml"),
     examples=(
         "plan llama3-8b --devices 64 --device h100-sxm",
         "plan llama3-405b-16k --keep plan.tp=8 --toml chosen.toml",
@@ -150,7 +151,7 @@ def layout(
     "--from",
     "system_name",
     cls=SystemOption,
-    is_written=True,
+    is_written=False,
     help="JOB is a launch script or configuration of this training system; says which of its settings to change.",
 )
 @click.option(
@@ -185,24 +186,21 @@ def plan(
     details, target_name, language = (options.pop(name) for name in ("details", "target_name", "language"))
     question, cluster = question_of(PlanQuestion, options), asked_cluster(options)
     subject = say("job {name}", name=job)
-    imported = system = None
+    imported = origin = None
     if system_name:
         read = partial(load_from, system_name, (job, *further_files), overrides, cluster, language)
-        _, (to_plan, imported, system) = together(subject, question.constraints, read)
+        _, (to_plan, imported, origin) = together(subject, question.constraints, read)
     else:
         load = partial(load_to_plan, job, overrides, cluster, as_json, run_tokens=question.tokens)
         _, to_plan = together(subject, question.constraints, load)
-    target, objection = system, None
-    if target_name:
-        target, to_plan = planned_for(target_name, to_plan)
-        objection = partial(export_objection, target)
+    target, to_plan, objection = kept_to(target_name, origin and origin.system, to_plan)
     restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
     with search_shown(command_language()):
         plans = found_plans(subject, to_plan, question, restrict, objection)
         advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
-    if system and imported and to_plan.own_job and not to_plan.own_faults:
-        own_changes = changes(system, to_plan.own_job, advice, imported, None if as_json else language)
+    if origin and imported and to_plan.own_job and not to_plan.own_faults:
+        own_changes = changes(origin, to_plan.own_job, advice, imported, None if as_json else language)
     if toml and plans.best is not None:
         write_toml(toml, with_paths_from(plans.best, toml.parent) if system_name else plans.best)
 
@@ -270,9 +268,7 @@ def scale(
     from shardwright.report.output import write_output
 
     expect_many_actions()
-    if not 0 <= tokens <= largest.FACTOR**2:
-        fault = say("{value:g} is not within {least:g} and {most:g}", value=tokens, least=0, most=largest.FACTOR**2)
-        raise click.BadParameter(fault, param_hint="--tokens")
+    refuse_tokens(tokens)
     language = options.pop("language")
     keep, between, subject = options.pop("keep"), options.pop("between"), say("job {name}", name=job)
 

@@ -9,6 +9,7 @@ from click.core import iter_params_for_processing
 
 from shardwright.cli.cluster_option_names import CLUSTER_OPTIONS
 from shardwright.cli.command_language import command_language
+from shardwright.cli.meant_words import field_meant, too_many_words
 from shardwright.config.phrase import Phrase, both, in_language, say
 from shardwright.config.recognised_phrases import recognised
 from shardwright.config.text_columns import fitting_errors
@@ -92,7 +93,7 @@ def bad_words(
     """The error of all unknown options of these words and of all values that a command refuses, of which click tells
     the `first`. Beside an unknown option, which may take the word behind it, only values of options are told."""
     unknown, known_words = _without_unknown(command, ctx, words)
-    errors = [_explained(command, error) for error in unknown]
+    errors = [_explained(command, error, value) for error, value in unknown]
     try:
         given, _, order = command.make_parser(ctx).parse_args(known_words)
     except click.UsageError as error:
@@ -105,26 +106,36 @@ def bad_words(
             parameter.process_value(ctx, parameter.consume_value(ctx, given)[0])
         except click.BadParameter as error:
             errors.append(error)
-    return BadWordsError(errors, ctx) if len(errors) > 1 else (errors or [first])[0]
+    errors = [_with_ways(command, error, words) for error in errors or [first]]
+    return BadWordsError(errors, ctx) if len(errors) > 1 else errors[0]
 
 
 def _without_unknown(
     command: click.Command, ctx: click.Context, words: Sequence[str]
-) -> tuple[list[click.NoSuchOption], list[str]]:
-    """The errors of the unknown options of these words, and the words without these options."""
-    errors, left = list[click.NoSuchOption](), list(words)
+) -> tuple[list[tuple[click.NoSuchOption, str]], list[str]]:
+    """The errors of the unknown options of these words, each with the value that stands with it, which may be empty;
+    and the words without these options."""
+    errors, left = list[tuple[click.NoSuchOption, str]](), list(words)
     while True:
         try:
             command.make_parser(ctx).parse_args(list(left))
         except click.NoSuchOption as error:
             place = next((place for place, word in enumerate(left) if _is_option(word, error.option_name)), None)
-            errors.append(error)
+            errors.append((error, "" if place is None else _value_at(left, place)))
             if place is not None:
                 del left[place]
                 continue
         except click.UsageError:
             pass
         return errors, left
+
+
+def _value_at(words: Sequence[str], place: int) -> str:
+    """The value that stands with the option at a place of some words: behind its sign of equality, or as the next word
+    if that is no option."""
+    _, sign, value = words[place].partition("=")
+    following = words[place + 1] if place + 1 < len(words) else ""
+    return value if sign else "" if following.startswith("-") else following
 
 
 def _is_option(word: str, option: str) -> bool:
@@ -136,20 +147,42 @@ def _is_option(word: str, option: str) -> bool:
 _LEAST_LIKE = 0.75  # the likeness of the option that was meant; of words alike by chance it is 0.6 to 0.7
 
 
-def _explained(command: click.Command, error: click.NoSuchOption) -> click.UsageError:
-    """The error of an unknown option, with what is like it, or with the commands that have it."""
+def _explained(command: click.Command, error: click.NoSuchOption, value: str) -> click.UsageError:
+    """The error of an unknown option, with the field that it names, what is like it, or with the commands that have
+    it. `value` stands with it."""
     if (of_cluster := without_cluster(command, error)) is not None:
         return of_cluster
     name = error.option_name
+    if meant := field_meant(command, name, value):
+        return click.UsageError(meant, error.ctx)
     if any(SequenceMatcher(None, option, name).ratio() > _LEAST_LIKE for option in error.possibilities or ()):
         return error
     root = error.ctx.find_root().command if error.ctx is not None else None
     others = root.commands.items() if isinstance(root, click.Group) and name not in _ANYWHERE else ()
     having = [word for word, other in others if any(name in parameter.opts for parameter in other.params)]
     if not having:
-        return click.NoSuchOption(name, ctx=error.ctx)
+        meant = field_meant(command, name, value, is_alike=True)
+        return click.UsageError(meant, error.ctx) if meant else click.NoSuchOption(name, ctx=error.ctx)
     message = say("No such option '{option}'; it is an option of {commands}.", option=name, commands=both(having))
     return click.UsageError(message, error.ctx)
+
+
+_EXTRA = ("Got unexpected extra argument ({text})", "Got unexpected extra arguments ({text})")
+
+
+def _with_ways(command: click.Command, error: click.UsageError, words: Sequence[str]) -> click.UsageError:
+    """The error of arguments that a command does not take, or of one that is missing, with ways out; others as they
+    are."""
+    phrase = recognised(error.format_message(), CLICK_MESSAGES)
+    examples = getattr(command, "examples", ())
+    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Argument) and examples:
+        message = say("{error} For example: shardwright {example}", error=phrase, example=examples[0])
+        return click.UsageError(message, error.ctx)
+    if not isinstance(phrase, Phrase) or phrase.template not in _EXTRA:
+        return error
+    ways = too_many_words(command, words, str(phrase.values["text"]).split())
+    message = say("{error}; {ways}", error=phrase, ways=ways)
+    return click.UsageError(message, error.ctx) if ways else error
 
 
 _ANYWHERE = ("--json", "--html", "--set", "--lang")  # of so many commands that their names say nothing

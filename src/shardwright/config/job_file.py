@@ -1,6 +1,7 @@
 """Read the fields of a job, as a file or the catalog has them."""
 
 import itertools
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -10,17 +11,19 @@ from typing import Any
 from shardwright.config import catalog
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.hugging_face.config_json import MERGE, is_adapter, names_config
-from shardwright.config.phrase import any_of, say
+from shardwright.config.phrase import any_of, either, say
 from shardwright.config.plain_values import plain
+from shardwright.config.run_file_names import CARD, METRICS
 from shardwright.config.toml_file import read_toml
-from shardwright.config.user_file import path_exists, system_reason
+from shardwright.config.units import MIB
+from shardwright.config.user_file import path_exists, read_text, system_reason
 
 # Fields of a job that name an entry of the catalog, or a user's file.
 _NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("cluster", "software"))
 NAME_FIELDS = tuple(dict.fromkeys(field for _, field in _NAMING))
 _DATA_PATHS = ("path", "tokenizer", "chat_template")
+_MOST_BYTES = 8 * MIB  # of the card of a run
 _SUFFIX, _MOST_ENTRIES = ".toml", 10_000  # of files of jobs; entries of a folder that are looked at
-_METRICS = "metrics.jsonl"  # in the folder of a run (train/run_files.py)
 PATH_FIELDS = ("weights", *_DATA_PATHS)  # fields of a job that are paths
 
 
@@ -69,13 +72,31 @@ def _folder_fault(job: str) -> str:
     path = Path(job)
     if is_adapter(path):
         return say("{path} is {fault}", path=job, fault=MERGE)
-    if (path / _METRICS).is_file():
+    if (path / METRICS).is_file():
         return say(
             "{path} is the folder of a run, which `shardwright runs`, `top`, `report` and `generate` read; name the "
             "TOML file or catalog name of its job",
             path=job,
         )
     return say("{path} is a folder; name the TOML file of a job in it, or a folder that has a config.json", path=job)
+
+
+def _job_of_run(folder: Path) -> dict[str, Any] | None:
+    """The fields of a run's job, as the card in its folder has them; None if there is no such card. Raises ValueError
+    or OSError."""
+    card = folder / CARD
+    if not (card.is_file() and (folder / METRICS).is_file()):
+        return None
+    try:
+        fields = json.loads(read_text(card, _MOST_BYTES, say("card of a run")))["job"]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        reason = error_text(error)
+        raise ValueError(
+            say("{path} is no card of a run: {reason}; name the TOML file of its job", path=str(card), reason=reason)
+        ) from None
+    if not isinstance(fields, dict):
+        raise ValueError(say("{path} is no card of a run; name the TOML file of its job", path=str(card)))
+    return fields
 
 
 def _read_toml(job: str) -> dict[str, Any]:
@@ -85,6 +106,8 @@ def _read_toml(job: str) -> dict[str, Any]:
         if not job:
             raise FileNotFoundError
         if path.is_dir():
+            if (of_run := _job_of_run(path)) is not None:
+                return of_run
             raise ValueError(_folder_fault(job))
         fields = read_toml(path, say("a job is a TOML file"))
     except (FileNotFoundError, NotADirectoryError):
@@ -163,7 +186,7 @@ def _name_hint(name: str) -> str:
             say("{name} (a job)", name=candidate) if candidate in jobs else say("{name} (a model)", name=candidate)
             for candidate in near
         ]
-        return say("did you mean {meant}?", meant=any_of(kinds))
+        return say("did you mean {meant}?", meant=either(kinds))
     return say(
         "there are the jobs {jobs}, and {count} models, which `shardwright models` lists",
         jobs=tuple(jobs),

@@ -94,7 +94,11 @@ def with_usual(
         filled["optimizer"] = fields.get("optimizer", {}) | {"steps": max(1, round(min(steps, largest.STEPS)))}
         if not run_tokens > 0:
             notes.append(
-                say("a run has {tokens} tokens where nobody states their number", tokens=tokens_text(usual_tokens))
+                say(
+                    "a run has {tokens} tokens where nobody states their number (--tokens N, or --set "
+                    "optimizer.steps=N)",
+                    tokens=tokens_text(usual_tokens),
+                )
             )
     if "compute" not in fields.get("precision", {}):
         compute = usual_compute(cluster)

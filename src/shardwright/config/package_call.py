@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 def call_of_job(name: str, job: str = "") -> str:
     """The call by which a job does what `name` says; `job` is the one that was asked for, if any."""
-    loaded = repr(job) if job else '"llama3-8b", devices=64'
+    loaded = repr(job) if job else '"llama3-8b", devices=64, device="h100-sxm"'
     return f"shardwright.load({loaded}).{name}(...)"
 
 

@@ -91,7 +91,7 @@ def both(texts: Sequence[str]) -> str:
     return reduce(lambda first, second: say("{first} and {second}", first=first, second=second), texts)
 
 
-def either(texts: list[str]) -> str:
+def either(texts: Sequence[str]) -> str:
     """Texts of which one is to be chosen: "a", "a or b", "a, b or c"."""
     if len(texts) == 1:
         return texts[0]

@@ -111,4 +111,4 @@ class GivenOptions(FaultGatheringReader):
 
 
 def _shown(value: object) -> str:
-    return shortened(repr(value), 80)
+    return shortened(" ".join(repr(value).split()), 80)  # some values are shown on several lines

@@ -7,7 +7,8 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from itertools import zip_longest
 
 _USUAL_WIDTH = 100  # columns, where no terminal has a width
@@ -16,10 +17,24 @@ _UNBROKEN = re.compile(r"\s+|[（「“]*(?:[\x21-\x7e]+(?: %)?|\S)[，。；：
 _NUMBERED = re.compile(r"\d+\. ")  # the number of an item of a list, which its text stands beside
 _PERCENT, _KEPT_PERCENT = " %", "\N{NO-BREAK SPACE}%"  # a line does not end between a number and its percent sign
 _LEAST_CELL = 16  # columns of a last cell that is broken into lines
+_UNBROKEN_WIDTH = 10_000  # columns of text that something else breaks into lines
+_width: ContextVar[int] = ContextVar("text_width", default=0)  # 0: that of the terminal
+
+
+@contextmanager
+def unbroken_lines() -> Iterator[None]:
+    """Within it each paragraph and each row of a table is a single line, for a page that breaks lines itself."""
+    token = _width.set(_UNBROKEN_WIDTH)
+    try:
+        yield
+    finally:
+        _width.reset(token)
 
 
 def terminal_width() -> int:
     """Columns of the terminal that standard output is, or of the variable COLUMNS; of a file or pipe a usual number."""
+    if width := _width.get():
+        return width
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     # get_terminal_size asks the terminal and, before it, COLUMNS.
     fallback = (_USUAL_WIDTH, 24)
@@ -34,7 +49,7 @@ def _has_columns() -> bool:
 
 def page_width() -> int:
     """Columns of a paragraph: those of the terminal, but no more than are read with ease."""
-    return min(_WIDTHS[1], terminal_width())
+    return _width.get() or min(_WIDTHS[1], terminal_width())
 
 
 def filled(text: str, first: str = "", hang: str = "") -> str:

@@ -26,6 +26,7 @@ from shardwright.config.phrase import both, say
 from shardwright.layers.arrays import Numbers
 
 _MASTER_BYTES = 4  # a master weight, in float32
+_EXAMPLE_HOURS, _EXAMPLE_GB_PER_S = 50_000.0, 20.0  # as somebody might set them
 
 
 @dataclass(frozen=True)
@@ -76,19 +77,26 @@ def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Nu
 def reliability_gaps(cluster: ClusterSpec) -> list[str]:
     """A sentence on the unknown numbers, the fields to set; an empty list if all are known."""
     numbers = {
-        "cluster.hours_between_failures": device_hours_between_failures(cluster),
-        "cluster.checkpoint_gb_per_s": cluster.checkpoint_gb_per_s,
+        "cluster.hours_between_failures": (device_hours_between_failures(cluster), _EXAMPLE_HOURS),
+        "cluster.checkpoint_gb_per_s": (cluster.checkpoint_gb_per_s, _EXAMPLE_GB_PER_S),
     }
-    unknown = [name for name, number in numbers.items() if not number]
+    unknown = [name for name, (number, _) in numbers.items() if not number]
+    sets = " ".join(f"--set {name}={numbers[name][1]:g}" for name in unknown)
     if len(unknown) > 1:
         return [
             say(
-                "time lost to failures is not said: {names} are 0, which is unknown; set both",
+                "time lost to failures is not said: {names} are 0, which is unknown; set both, such as {sets}",
                 names=both(unknown),
+                sets=sets,
             )
         ]
     return [
-        say("time lost to failures is not said: {name} is 0, which is unknown; set it", name=name) for name in unknown
+        say(
+            "time lost to failures is not said: {name} is 0, which is unknown; set it, such as {sets}",
+            name=name,
+            sets=sets,
+        )
+        for name in unknown
     ]
 
 

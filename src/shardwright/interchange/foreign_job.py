@@ -11,19 +11,22 @@ from shardwright.config.base import PlanError, error_text, printable, shortened
 from shardwright.config.phrase import say, with_changed_texts
 from shardwright.config.user_file import FileFault, system_reason
 from shardwright.interchange.imported import Asked, Imported, imported
+from shardwright.interchange.launcher import left_out_note
 from shardwright.interchange.named_files import (
     base_texts,
     engine_texts,
     folder_texts,
     library_texts,
     model_texts,
+    template_texts,
     text_of,
 )
 from shardwright.interchange.named_scripts import script_texts
-from shardwright.interchange.reading.file_signs import OWN
+from shardwright.interchange.reading.file_signs import CONFIGURATIONS, OWN
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SourceSystem, system_of, system_of_keys
+from shardwright.interchange.training_programs import told_by_path
 from shardwright.interchange.wrapped_commands import with_scripts
 
 _MOST_FILES = 16
@@ -57,6 +60,7 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
         scripts = script_texts(first, texts)
         engines, models = engine_texts(first, texts | scripts), model_texts(first, texts | scripts)
         engines |= folder_texts(first, texts | scripts | engines)
+        engines |= template_texts(first, texts | engines) if system.has_templates else {}
         bases = base_texts(first, texts)
         library = library_texts(system.library, first, texts)
     except ShellFault as error:
@@ -66,7 +70,8 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     job = job_of_texts(system, texts | scripts | engines | models | bases | library, asked, subject)
     notes = [*held]
     notes += [say("the model is {path}, which the files name", path=path) for path in models]
-    notes += [say("{path} is read, which the files name", path=path) for path in (*scripts, *engines, *bases)]
+    read = [path for path in (*scripts, *engines, *bases) if left_out_note(path) not in job.assumed]
+    notes += [say("{path} is read, which the files name", path=path) for path in read]
     return replace(job, assumed=(*notes, *job.assumed))
 
 
@@ -90,6 +95,8 @@ def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, s
         raise PlanError(subject, [with_changed_texts(error_text(error), printable)]) from None
     result.settings.note(say("what nothing says has {system}'s own default", system=system.title))
     first = next(iter(texts))
+    kinds = told_by_path(first) if first.lower().endswith(CONFIGURATIONS) else []
+    result.settings.lost += [line for line in kinds if line not in result.settings.lost]
     return imported(result, asked, subject, _name_of(first), Path(first).parent)
 
 

@@ -81,6 +81,7 @@ class Imported:
     names: frozenset[str] = frozenset()  # settings that the files have
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     of_data: tuple[str, ...] = ()  # data of the files that the job lacks, and why
+    automatic: frozenset[str] = frozenset()  # settings that the files leave to another file, by the word "auto"
 
 
 def split_sets(sets: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -132,6 +133,7 @@ def imported(result: ReadResult, asked: Asked, subject: str, name: str, folder: 
             for name, aliases in settings.sources.items()
         },
         tuple(map(readable, data.remarks)),
+        settings.automatic,
     )
 
 

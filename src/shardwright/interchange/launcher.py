@@ -52,6 +52,7 @@ class Launched:
     missing: tuple[str, ...] = ()
     loose: tuple[LooseWord, ...] = ()
     hosts: str = ""  # the option that lists the nodes, if no other option counts them
+    of_others: frozenset[str] = frozenset()  # names of configurations that earlier training commands alone name
 
 
 def find_training_command(
@@ -100,7 +101,8 @@ def find_training_command(
                 others=tuple(str(command.line) for command in earlier[:5]),
             )
         )
-    launched = _with_environment(_of_command(last, script), texts.values())
+    of_others = frozenset(name for command in earlier for name in _configurations(command)) - {*_configurations(last)}
+    launched = replace(_with_environment(_of_command(last, script), texts.values()), of_others=of_others)
     sizes = _asked_sizes(launched, asked)
     if not sizes:
         return launched
@@ -251,6 +253,25 @@ def missing_ranks(command: Launched) -> list[str]:
     return [
         say("how many GPUs there are depends on the environment; say it with {ways}, or with --devices N", ways=ways)
     ]
+
+
+def _configurations(command: Command) -> list[str]:
+    """The names of the configurations that the words of a command name."""
+    words = [word.rpartition("=")[2] for word in (*command.launchers, *command.words)]
+    return [PurePath(word).name for word in words if word.lower().endswith(CONFIGURATIONS)]
+
+
+def left_out(texts: Mapping[str, str], command: Launched) -> list[str]:
+    """The files that earlier training commands of the script name, and neither the one that is read nor a file of its
+    own does."""
+    others = [name for name in texts if PurePath(name).name in command.of_others]
+    kept = [text for name, text in texts.items() if name not in others and name.lower().endswith(CONFIGURATIONS)]
+    return [name for name in others if not any(PurePath(name).name in text for text in kept)]
+
+
+def left_out_note(name: str) -> str:
+    """The note on a configuration that another training command of the script names."""
+    return say("{file} is left out: the training command that is read does not name it", file=PurePath(name).name)
 
 
 def overwritten_names(names: Iterable[str], written: Mapping[str, str]) -> list[str]:

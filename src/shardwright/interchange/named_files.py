@@ -35,6 +35,12 @@ _ENGINES = (
     re.compile(rf"\.py[\"']?\s[^#;&|]{{0,512}}?--config[=\s]\s*[\"']?{_FILE}"),
     re.compile(rf"\.py[\"']?\s(?:\\\s)?\s*[\"']?{_FILE}"),  # the first argument of a program
 )
+_CLIMBING = re.compile(r"^(?:\.{1,2}/){1,3}")
+# Sources of a configuration that a script makes: a variable that is called so, or a file that sed reads.
+_TEMPLATES = (
+    re.compile(rf"(?i)\b\w{{0,40}}template\w{{0,40}}=[\"']?{_FILE}"),
+    re.compile(rf"\bsed[ \t](?:[^|;&\n]|\\\n){{0,512}}?[ \t]{_FILE}"),
+)
 _OF_ENGINES = re.compile(r"^[ \t\"']*(?:distributed_type|compute_environment|zero_optimization)\b", re.MULTILINE)
 _MODEL_FILE = re.compile(rf"\bconfig_name[=\s]\s*[\"']?{_FILE}")
 _YAML = (".yaml", ".yml")
@@ -97,10 +103,21 @@ def engine_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in known.items() if name not in texts}
 
 
+def template_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    """The files beside a script that it makes configurations of, by path; without those of a name that is there.
+    FileFault or OSError if one can't be read."""
+    names = {PurePath(name).name for name in texts}
+    text = _COMMENT.sub("", texts.get(str(file), ""))
+    named = sorted({name for pattern in _TEMPLATES for name in pattern.findall(text)})
+    paths = [path for name in named if (path := below(file, name)) is not None and path.name not in names]
+    return {str(path): text_of(path) for path in paths[:_MOST_BASES]}
+
+
 def _taken(file: Path, named: Collection[str]) -> list[Path]:
     """The files to take of some names: a single one, or one that says how things are split and one with the options of
     the program."""
-    paths = [path for name in sorted(named) if (path := below(file, name)) is not None]
+    beside = [_CLIMBING.sub("", name) for name in sorted(named)]  # a folder beside that of the script lies below others
+    paths = [path for name in beside if (path := below(file, name)) is not None]
     if len(named) == 1 or len(paths) != len(named) or len(named) > len(_Kind):
         return paths if len(named) == 1 else []
     return paths if len({_kind_of(path) for path in paths}) == len(paths) else []

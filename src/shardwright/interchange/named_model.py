@@ -58,6 +58,17 @@ def read_named_model(keys: dict[str, Any] | None, names: tuple[str, ...], asked:
             )
         )
         return {"model.name": entry}
+    if entry := _by_folder(text):
+        settings.note(
+            say(
+                "the model is the catalog's {entry}, by the folder {folder} that {setting} ends with (a config.json "
+                "says more)",
+                entry=entry,
+                folder=shortened(text.rstrip("/").rpartition("/")[2], 60),
+                setting=name,
+            )
+        )
+        return {"model.name": entry}
     reason = say("nothing says what the model is")
     if text:
         reason = say("{setting} is not in the catalog", setting=settings.setting_text(name))
@@ -68,6 +79,25 @@ def read_named_model(keys: dict[str, Any] | None, names: tuple[str, ...], asked:
         )
     )
     return {}
+
+
+def _by_folder(path: str) -> str:
+    """The catalog's model that is called as the folder at the end of a path, alone or with the one before it, as
+    copies of the Hub's models are; empty if there is none."""
+    parts = [_as_on_hub(part) for part in path.rstrip("/").split("/")]
+    ends = [part for part in parts if part and not _OF_CACHE.fullmatch(part)]
+    if len(parts) < 2 or not ends:
+        return ""
+    named = (catalog.model_name(name) for name in ("/".join(ends[-2:]), ends[-1]))
+    return next((entry for entry in named if entry in catalog.names("models")), "")
+
+
+_OF_CACHE = re.compile(r"snapshots|[0-9a-f]{40}|master|main|hf|HF|model|weights")  # folders below that of a model
+
+
+def _as_on_hub(part: str) -> str:
+    """A folder by the name of its model: in caches it is models--OWNER--NAME, and ModelScope's have ___ for a dot."""
+    return part.removeprefix("models--").rpartition("--")[2].replace("___", ".")
 
 
 def changed_keys(keys: dict[str, Any] | None, names: tuple[str, ...], settings: Settings) -> dict[str, Any] | None:

@@ -27,9 +27,37 @@ _OF_MODELS = ("model_type", "architectures", "hidden_size", "n_embd", "d_model",
 JOB = "shardwright"  # a job of this package, or a model as transformers describes it
 DATA = (".json", ".yaml", ".yml", ".toml")
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+_MEASURED = (".csv", ".err", ".jsonl", ".log", ".out", ".txt")  # endings of files with what a run has measured
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _FUNCTION = re.compile(r"^def \w", re.MULTILINE)  # what a configuration of the usual system in Python has
 _USUAL_SCRIPT, _USUAL_PYTHON = "megatron", "torchtitan"  # systems of files without a sign
+
+
+class UnknownSystem(PlanError):  # noqa: N818 (it names what is not known)
+    """A file that no known system writes."""
+
+
+def no_job_fault(path: str) -> str:
+    """The fault of a file that is named as a job, and that no known system writes: a program of a user's own, a log."""
+    suffix = PurePath(path).suffix.lower()
+    if suffix == ".py":
+        return say(
+            "{path} is a program in Python, and no job; a module of your own is trained by `shardwright.shard` in such "
+            "a program (docs/own-modules.md); if it is a transformer, {way}",
+            path=path,
+            way=AS_A_JOB,
+        )
+    if suffix in _MEASURED:
+        return say(
+            "{path} is no job; {way}, and `shardwright validate` compares a table of measured steps with predictions",
+            path=path,
+            way=AS_A_JOB,
+        )
+    return say(
+        "{path} is no job, which is a TOML file, a config.json or a name of the catalog; {way}",
+        path=path,
+        way=AS_A_JOB,
+    )
 
 
 def system_name_of(
@@ -46,7 +74,7 @@ def system_name_of(
         try:
             return system_name_of(*held, *scripts, configurations=configurations)
         except PlanError as error:
-            raise PlanError(path, error.faults) from None
+            raise type(error)(path, error.faults) from None
     suffix = PurePath(path).suffix.lower()
     name = ""
     if suffix in DATA:
@@ -60,7 +88,7 @@ def system_name_of(
             "no system is known to write such a file; name the system before it, such as megatron, or {way}",
             way=AS_A_JOB,
         )
-        raise PlanError(path, [fault])
+        raise UnknownSystem(path, [fault])
     return name
 
 

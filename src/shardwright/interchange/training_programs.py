@@ -194,6 +194,29 @@ def told_by_names(names: Sequence[str]) -> list[str]:
     return []
 
 
+def told_by_path(path: str) -> list[str]:
+    """A line on a folder of a configuration's path, or its file, that is called after another kind of training, which
+    the program that takes it would say; none if a folder says next tokens, too. Folders above the working one, or of a
+    path from the root, say where it is kept."""
+    whole = PurePath(path)
+    parts = [*(() if whole.is_absolute() else whole.parts[:-1]), whole.stem]
+    words = {part: {*re.split(r"[^a-z0-9]+", part.lower())} for part in parts}
+    if any(of_part & {*_OF_TOKENS, *_TRAINING} - {"train", "training"} for of_part in words.values()):
+        return []
+    for part, of_part in words.items():
+        kind = next((kind for kind, known in _OTHERS.items() if of_part & {*known} - {*_SHORT}), "")
+        if kind:
+            return [
+                say(
+                    "{name} trains {kind} by its name, and no option does: next tokens are counted here",
+                    name=shortened(part, 60),
+                    kind=kind,
+                )
+            ]
+    return []
+
+
+_SHORT = ("qa", "ner", "hybrid", "mae", "gan", "dit", "cls", "clf", "ict", "rm", "rl", "kd", "clip", "translation")
 _FIRST_OF_PREFERENCES = ("reward", "dpo", "ppo")
 # Options of transformers' Trainer for training by preferences, rewards or noise.
 _PREFERENCES = (

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.config.base import error_text
+from shardwright.config.base import PlanError, error_text, shortened
+from shardwright.config.catalog import nearest
 from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_part, tell_share
 from shardwright.cost.calibration import (
@@ -31,7 +32,7 @@ from shardwright.cost.communicators import process_bytes
 from shardwright.cost.prediction_range import families_by_constant, range_ends, share_of_experts
 from shardwright.layers.query import Run
 from shardwright.measure.fit_scores import fit_scores
-from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS, SOFTWARE_COLUMNS
+from shardwright.measure.measured_runs.row_facts import AMOUNTS, FACT_COLUMNS, SOFTWARE_COLUMNS
 from shardwright.measure.measured_runs.run_table import TableLine, read_lines
 from shardwright.measure.measured_runs.runs import Measured, measured, read_runs
 from shardwright.measure.measured_runs.score import percentile, share_within, weighted_mean, weights_of
@@ -163,6 +164,7 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     tell_part(say("predicting"), 0, _PARTS)
     constants = shipped()
     measurements = read_runs(runs)
+    _expect_a_measurement(runs, measurements)
     every_row = predict(measurements, constants)
     rows = [p for p in every_row if not p.row.faults]
     headline = headline_of(rows)
@@ -193,6 +195,24 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
         scores["apart"]["faults"] += _faults(out_of_memory, out_of_memory_rows)
     scores["predictions"] = [_output_row(p) for p in every_row]
     return scores
+
+
+def _expect_a_measurement(table: Path, rows: Sequence[Measured]) -> None:
+    """Raise PlanError for a table whose rows can be predicted, and none of which says what was measured."""
+    sound = [row for row in rows if row.run is not None]
+    if not sound or any(row.step_s or row.memory_gb or row.ran_out for row in sound):
+        return
+    near = {name: nearest(name, [*AMOUNTS], most=1) for name in sorted(sound[0].columns - {*AMOUNTS})}
+    meant = tuple(
+        say("{column} for {name}", column=known[0], name=shortened(name, 60)) for name, known in near.items() if known
+    )
+    fault = say(
+        "no row says what was measured; give them step_time_s, tokens_per_s_per_gpu, tflops_per_gpu or peak_mem_gb"
+    )
+    raise PlanError(
+        say("file {path}", path=str(table)),
+        [say("{fault}: {meant}, perhaps", fault=fault, meant=meant) if meant else fault],
+    )
 
 
 def headline_of(rows: Sequence[Predicted]) -> list[Predicted]:

@@ -70,6 +70,10 @@ class Memory:
         """The bytes that the allocator has of the `room_bytes` of a device that it can have."""
         return np.maximum(self.total, np.minimum(self.total + self.slack, room_bytes))
 
+    def on_device(self) -> dict[str, Numbers]:
+        """The bytes of `process` by kind."""
+        return {name: value for name, value in asdict(self).items() if name not in ("slack", "host")}
+
     def as_dict(self) -> dict[str, Numbers]:
         """Bytes by kind that a process needs, with the total."""
         return {name: value for name, value in asdict(self).items() if name != "slack"} | {"total": self.total}

@@ -22,10 +22,19 @@ _MEANINGS = {
 }
 
 
-def answer_page(title: str, command: str, answer: Any, language: str = ENGLISH, text: str = "") -> str:
+def answer_page(
+    title: str, command: str, answer: Any, language: str = ENGLISH, *, text: str = "", lines: str = ""
+) -> str:
     """One HTML file with the answer, a dictionary or a list of dictionaries, to a command, and with its `text` as it is
-    printed, if there is one. Its own words, the names of values, and sentences of the answer that are phrases are in a
-    language."""
+    printed, if there is one. `lines` are the same text with no line broken, which narrow screens break themselves. Its
+    own words, the names of values, and sentences of the answer that are phrases are in a language."""
     body = main_of(title, command, _SECTIONS, _FOOTER, language)
-    data = {"answer": answer, "text": text, "words": part_words(), "fields": _MEANINGS, "names": ANSWER_NAMES}
+    data = {
+        "answer": answer,
+        "text": text,
+        "lines": lines,
+        "words": part_words(),
+        "fields": _MEANINGS,
+        "names": ANSWER_NAMES,
+    }
     return page_document(f"{title} – Shardwright", body, data, "answer.js", language)

@@ -24,9 +24,10 @@ from shardwright.report.fit_verdict import (
     device_entry,
     device_room_bytes,
     fit_of,
+    kinds_sentences,
     verdict_sentences,
 )
-from shardwright.report.nearest_text import nearest_part, nearest_plans
+from shardwright.report.nearest_text import near_plans, nearest_dicts, nearest_part
 from shardwright.report.prediction_notes import batch_notes, job_notes
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import DEVICE_KINDS, RankMemory
@@ -38,6 +39,8 @@ from shardwright.sharding.stage_parameters import (
 )
 
 if TYPE_CHECKING:
+    from shardwright.interchange.job_files import JobFiles
+    from shardwright.planner.advice.repair import Near
     from shardwright.planner.own_plan import Estimate
 
 KINDS = (*DEVICE_KINDS, "total")
@@ -66,7 +69,7 @@ def _accounts(job: JobSpec) -> list[RankMemory]:
     return job_accounts(job)
 
 
-def estimate_dict(job: JobSpec) -> dict[str, Any]:
+def estimate_dict(job: JobSpec, origin: "JobFiles | None" = None) -> dict[str, Any]:
     """An estimate for `--json`. Bytes, seconds, US dollars; null is unknown."""
     memory, priced = _accounts(job), _priced(job)
     room, fit = device_room_bytes(job), fit_of(job, memory, priced)
@@ -80,7 +83,7 @@ def estimate_dict(job: JobSpec) -> dict[str, Any]:
         "device_room_bytes": room,
         "host_memory_bytes": host_memory_bytes(job.cluster),
         "fits": fit.fits if fit else None,
-        "nearest": [] if isinstance(priced, str) else nearest_plans(job, bool(fit and fit.fits), priced),
+        "nearest": nearest_dicts(job, _near_plans(job, fit, priced, origin)),
         "notes": _notes(job, memory),
         **_takes_dict(job, priced),
     }
@@ -91,11 +94,16 @@ def _notes(job: JobSpec, memory: list[RankMemory]) -> list[str]:
     return [*job_notes(job), *batch_notes(job), *checkpoint_note(job, memory)]
 
 
-def _nearest(job: JobSpec, fit: Fit | None, priced: "Estimate | str") -> list[Part]:
+def _near_plans(job: JobSpec, fit: Fit | None, priced: "Estimate | str", origin: "JobFiles | None") -> "list[Near]":
+    """Plans that fit, if this one does not; none for one without a price."""
+    return [] if isinstance(priced, str) else near_plans(job, bool(fit and fit.fits), priced, origin)
+
+
+def _nearest(job: JobSpec, fit: Fit | None, priced: "Estimate | str", origin: "JobFiles | None") -> list[Part]:
     """Plans that fit, if this one does not."""
     if isinstance(priced, str) or fit is None or fit.fits:
         return []
-    return [nearest_part(nearest_plans(job, fits=False, priced=priced))]
+    return [nearest_part(job, near_plans(job, False, priced, origin), origin)]
 
 
 def _takes_dict(job: JobSpec, priced: "Estimate | str") -> dict[str, Any]:
@@ -119,8 +127,8 @@ def estimate_text(job: JobSpec, language: str = ENGLISH) -> str:
     return document_text(estimate_parts(job), language)
 
 
-def estimate_parts(job: JobSpec) -> list[Part]:
-    """An estimate as paragraphs and tables."""
+def estimate_parts(job: JobSpec, origin: "JobFiles | None" = None) -> list[Part]:
+    """An estimate as paragraphs and tables. `origin` are the files of another system that the job was read from."""
     plan, memory, priced = job.plan, _accounts(job), _priced(job)
     placement = job_program(job).placement
     kinds = [*KINDS, "host"] if any(account.host_bytes for account in memory) else KINDS
@@ -155,7 +163,7 @@ def estimate_parts(job: JobSpec) -> list[Part]:
     )
     notes = [paragraph(note_phrase(note)) for note in _notes(job, memory)]
     fit = fit_of(job, memory, priced)
-    verdict = [paragraph(*verdict_sentences(job, fit)), *_nearest(job, fit, priced)]
+    verdict = [paragraph(*verdict_sentences(job, fit), *kinds_sentences(fit)), *_nearest(job, fit, priced, origin)]
     return [
         Paragraph((heading,), hang="  "),
         paragraph(note),

@@ -16,6 +16,7 @@ from typing import Any
 
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.phrase import ENGLISH, in_language, say
+from shardwright.config.run_file_names import METRICS, PICTURE
 from shardwright.config.units import MIB, bytes_text
 from shardwright.config.user_file import FileFault, read_text, system_reason
 from shardwright.report.output import replace_output, write_output
@@ -35,7 +36,7 @@ from shardwright.report.svg import (
     x_axis,
 )
 from shardwright.report.timeline.colours import rgb
-from shardwright.train.run_files import METRICS, PICTURE, name_faults
+from shardwright.train.run_files import name_faults
 
 _MOST_BYTES = 256 * MIB  # a step of 60 layers with 256 experts writes some 100 kB
 EVEN = 1.5  # a busiest expert up to this multiple of the mean counts as even

@@ -47,7 +47,7 @@ def no_fit(way_out: str) -> Phrase:
 
 
 def file_check_text(check: FileCheck, language: str = ENGLISH) -> str:
-    """The lines of a file in a language: its name and system, then legality, memory, batch, experts, slack and seconds.
+    """The lines of a file in a language: its name and system, then legality, memory, batch, experts, slack and time.
     Each finding has a way out."""
     lines = [_printable(f"{check.name} ({check.system})")]
     for name, text in _lines(check):
@@ -84,7 +84,7 @@ def _lines(check: FileCheck) -> list[tuple[str, str]]:
         slack = memory_text(check.slack_bytes)
         lines.append((say("slack"), say("{slack} that the allocator holds beside what it gives out", slack=slack)))
     if check.step_s is not None:
-        lines.append((say("seconds"), say("{seconds} a step", seconds=seconds_text(check.step_s))))
+        lines.append((say("time"), say("{seconds} a step", seconds=seconds_text(check.step_s))))
     return lines
 
 

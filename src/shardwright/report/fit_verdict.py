@@ -15,7 +15,7 @@ from shardwright.config.cluster import DeviceSpec
 from shardwright.config.cluster_facts import host_memory_bytes, host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
-from shardwright.config.phrase import say
+from shardwright.config.phrase import fixed, say
 from shardwright.config.software import software_of
 from shardwright.config.text_columns import filled
 from shardwright.config.units import GIB, counted_phrase, memory_text
@@ -126,12 +126,11 @@ def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
             software=fit.software,
         )
         need_text = say("the process of pp rank {rank} needs {needed}", rank=rank, needed=memory_text(needed))
-        table_notes: list[str] = [
+        likely: list[str] = [
             say(
                 "As far as predictions of memory were off, the chance that it fits is {chance:.0%}.",
                 chance=fit_chance(needed, fit.offered_bytes),
-            ),
-            say("The table is what this runtime would hold."),
+            )
         ]
     else:
         device_text = say("one {device}, which shows {room} of its {memory}", device=device, room=shown, memory=memory)
@@ -141,7 +140,7 @@ def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
             needed=memory_text(needed),
             beside=memory_text(fit.beside_bytes),
         )
-        table_notes = []
+        likely = []
     left_bytes = fit.offered_bytes - needed
     if left_bytes < 0:
         verdict = say(
@@ -150,7 +149,7 @@ def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
             need=need_text,
             excess=memory_text(-left_bytes),
         )
-        return [verdict, *table_notes]
+        return [verdict, *likely]
     verdict = say(
         "It fits {device}: {need}, which leaves {left}.",
         device=device_text,
@@ -158,7 +157,28 @@ def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
         left=memory_text(left_bytes),
     )
     host_sentences = [_host_text(job, fit)] if any(need.host_bytes for need in fit.needs) else []
-    return [verdict, *host_sentences, *table_notes]
+    return [verdict, *host_sentences, *likely]
+
+
+def kinds_sentences(fit: Fit | None) -> list[str]:
+    """Sentences on the process of other software's fullest rank by kind, for a reader who sees the account of this
+    runtime above them; none for this runtime."""
+    if fit is None or not fit.software:
+        return []
+    fullest = max(fit.predicted, key=lambda memory: float(memory.process))
+    return [
+        say("By kind, in GiB: {kinds}.", kinds=kinds_words(fullest)),
+        say("The table is of Shardwright's own runtime."),
+    ]
+
+
+def kinds_words(memory: "Memory") -> tuple[str, ...]:
+    """The GiB of a process on its device by kind, largest first: ("gradients 15.0", "activations 6.0")."""
+    kinds = {name: float(value) for name, value in memory.on_device().items() if value}
+    return tuple(
+        say("{kind} {size:.1f}", kind=fixed(name), size=size / GIB)
+        for name, size in sorted(kinds.items(), key=lambda pair: -pair[1])
+    )
 
 
 def _host_text(job: JobSpec, fit: Fit) -> str:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH, say
 from shardwright.config.units import memory_text, seconds_text
-from shardwright.interchange.exported import exported
+from shardwright.interchange.job_files import JobFiles
 from shardwright.interchange.system import System
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.priced_plan import PricedPlan
@@ -47,10 +46,10 @@ class BetterPlan:
     superseded: tuple[str, ...] = ()
 
 
-def changes_of(system: System, old_job: JobSpec, new_job: JobSpec) -> tuple[SettingChange, ...]:
-    """Settings that turn one job into another."""
-    old, new = system.settings(old_job), system.settings(new_job)
-    names = dict.fromkeys([*old, *new])
+def changes_of(origin: JobFiles, old_job: JobSpec, new_job: JobSpec) -> tuple[SettingChange, ...]:
+    """Settings that turn one job into another, without those that its files leave to another file, which has them."""
+    old, new = origin.system.settings(old_job), origin.system.settings(new_job)
+    names = [name for name in dict.fromkeys([*old, *new]) if name not in origin.automatic]
     return tuple(SettingChange(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
 
 
@@ -66,7 +65,7 @@ def superseded_settings(
 
 
 def faster_plans(
-    system: System, own_plan: PricedPlan, advice: Advice, sources: Mapping[str, Mapping[str, str]]
+    origin: JobFiles, own_plan: PricedPlan, advice: Advice, sources: Mapping[str, Mapping[str, str]]
 ) -> list[BetterPlan]:
     """Plans of a search that the system supports: those faster than the job's own, or all if the job does not fit.
 
@@ -78,24 +77,28 @@ def faster_plans(
         times = float(own_plan.time.total / own_plan.job.tokens_per_step * plan.job.tokens_per_step / plan.time.total)
         if (own_plan.fits and times < _LEAST_GAIN) or len(faster) == _SHOWN:
             continue
-        try:
-            exported(system, plan.job)
-        except PlanError:
+        if not origin.has(plan.job):
             continue
-        changes = changes_of(system, own_plan.job, plan.job)
-        faster.append(
-            BetterPlan(plan, times, changes, superseded_settings(changes, system.settings(own_plan.job), sources))
-        )
+        changes = changes_of(origin, own_plan.job, plan.job)
+        own_settings = origin.system.settings(own_plan.job)
+        faster.append(BetterPlan(plan, times, changes, superseded_settings(changes, own_settings, sources)))
     return faster
 
 
 def changes_text(
-    system: System, own_plan: PricedPlan, names: frozenset[str], better: list[BetterPlan], language: str = ENGLISH
+    origin: JobFiles,
+    own_plan: PricedPlan,
+    better: list[BetterPlan],
+    language: str = ENGLISH,
+    *,
+    is_lacking: bool = False,
 ) -> str:
-    """Text on the job's cost and on better plans, in a language. `names` are the settings that the files have."""
+    """Text on the job's cost and on better plans, in a language; `is_lacking` says that the system of the job's files
+    does not have the plan that is recommended."""
+    system, names = origin.system, origin.names
     parts: list[Part] = [_as_it_stands(system, own_plan)]
     if not better:
-        return Lines([*parts, _nothing_better(system, own_plan)]).text(language)
+        return Lines([*parts, _nothing_better(system, own_plan, is_lacking)]).text(language)
     if own_plan.job.cluster.software in _OLDER:
         note = say(
             "Changes are held to what {software} has (--as megatron-core for what today's code has); flags have the "
@@ -111,7 +114,7 @@ def changes_text(
     return Lines(parts).text(language)
 
 
-def _nothing_better(system: System, own_plan: PricedPlan) -> Paragraph:
+def _nothing_better(system: System, own_plan: PricedPlan, is_lacking: bool) -> Paragraph:
     """The verdict where no better plan was found."""
     if not own_plan.fits:
         return paragraph(
@@ -119,7 +122,7 @@ def _nothing_better(system: System, own_plan: PricedPlan) -> Paragraph:
         )
     return paragraph(
         say("No plan that {system} has and that was found is faster: nothing has to be changed.", system=system.title),
-        say("What is recommended below may need another system."),
+        say("What is recommended below needs another system.") if is_lacking else "",
     )
 
 
@@ -189,6 +192,12 @@ def _times(times: float, own_fits: bool) -> str:
     if own_fits:
         return say("{times:.2f} times as fast", times=times)
     return say("{times:.2f} times as fast, and it fits", times=times)
+
+
+def change_words(origin: JobFiles, old_job: JobSpec, new_job: JobSpec) -> str:
+    """The settings that turn one job into another, in a line: "zero_optimization.stage 2 -> 3, - --zero_stage"."""
+    changes = changes_of(origin, old_job, new_job)
+    return ", ".join(_line(origin.system.prefix, change).strip() for change in changes)
 
 
 def _line(prefix: str, change: SettingChange) -> str:

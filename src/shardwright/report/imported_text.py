@@ -1,6 +1,7 @@
 """Text about a job that was imported from another system's files, and about files that were exported for a system."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config.job import JobSpec
@@ -16,6 +17,36 @@ from shardwright.schedule.job_program import plan_faults
 _SHOWN = 6  # names of settings on a subject
 
 
+@dataclass(frozen=True)
+class NoteGroup:
+    """Notes on an import below one heading. Those that are not `of_effect` change nothing of a plan."""
+
+    heading: str
+    lines: tuple[str, ...]
+    of_effect: bool = True
+
+
+def note_groups(result: Imported) -> Iterator[NoteGroup]:
+    """Everything in which a job differs from its files, and everything that these do not state, by heading."""
+    for heading, lines in (
+        (say("Assumed:"), result.assumed),
+        (say("Said there, and not in the job:"), result.lost),
+        (say("Not known here, and not in the job:"), result.unknown),
+    ):
+        if lines:
+            yield NoteGroup(heading, tuple(lines))
+    if result.without_effect:
+        subjects = tuple(_on_subject(topic, names) for topic, names in result.without_effect.items())
+        yield NoteGroup(say("Not read, for it does not change the plan:"), subjects, of_effect=False)
+
+
+def _on_subject(topic: str, names: tuple[str, ...]) -> str:
+    listed = say("{listed}", listed=names[:_SHOWN])
+    if len(names) > _SHOWN:
+        listed = say("{listed} and {count} more", listed=listed, count=len(names) - _SHOWN)
+    return say("{subject}: {fault}", subject=topic, fault=listed)
+
+
 def imported_notes(result: Imported, with_data: bool = True, language: str = ENGLISH) -> str:
     """Everything in which the job differs from the files, and everything that the files do not state, in a language."""
     of_data = [say("{does}.", does=capitalized(remark)) for remark in result.of_data if with_data]
@@ -23,21 +54,9 @@ def imported_notes(result: Imported, with_data: bool = True, language: str = ENG
 
 
 def _parts(result: Imported) -> Iterator[Part]:
-    for heading, lines in (
-        (say("Assumed:"), result.assumed),
-        (say("Said there, and not in the job:"), result.lost),
-        (say("Not known here, and not in the job:"), result.unknown),
-    ):
-        if lines:
-            yield heading
-            yield from map(_item, lines)
-    if result.without_effect:
-        yield say("Not read, for it does not change the plan:")
-        for topic, names in result.without_effect.items():
-            listed = say("{listed}", listed=names[:_SHOWN])
-            if len(names) > _SHOWN:
-                listed = say("{listed} and {count} more", listed=listed, count=len(names) - _SHOWN)
-            yield _item(say("{subject}: {fault}", subject=topic, fault=listed))
+    for group in note_groups(result):
+        yield group.heading
+        yield from map(_item, group.lines)
 
 
 def _item(text: str) -> Paragraph:
@@ -57,13 +76,22 @@ def imported_dict(result: Imported) -> dict[str, Any]:
     }
 
 
-def exported_notes(result: Exported, title: str, language: str = ENGLISH) -> str:
-    """Notes about the parts of the job that the files lack, and about settings in them that the job does not state; a
-    line for each, in a language."""
+def exported_notes(result: Exported, system: System, language: str = ENGLISH) -> str:
+    """Notes about exported files of a system, a line for each, in a language."""
+    return "\n".join(paragraph(note).text(language) for note in exported_sentences(result, system))
+
+
+def exported_sentences(result: Exported, system: System) -> list[str]:
+    """Notes about the parts of the job that the files of a system lack, and about settings in them that the job does
+    not state."""
     notes: list[str] = []
     if result.left_out:
         notes.append(
-            say("Left out, for {system} says it in its own way: {fields}.", system=title, fields=result.left_out)
+            say(
+                "Left out, for {system} says it in its own way: {fields}.",
+                system=system.title,
+                fields=result.left_out,
+            )
         )
     if result.unsaid_learning_rate is not None:
         notes.append(
@@ -89,7 +117,19 @@ def exported_notes(result: Exported, title: str, language: str = ENGLISH) -> str
                 nodes=result.nodes,
             )
         )
-    return "\n".join(paragraph(note).text(language) for note in notes)
+    notes.append(_data_note(system))
+    return notes
+
+
+def _data_note(system: System) -> str:
+    """A sentence on the data that written files name."""
+    if system.run_files is None:
+        return say("The data in the files stand for yours.")
+    return say(
+        "The data in the files stand for yours; `shardwright launch JOB --slurm --for {name}` writes a script with the "
+        "job's own data and checkpoints.",
+        name=system.name,
+    )
 
 
 def nearest_export(system: System, job: JobSpec, lack: Lacking) -> str:

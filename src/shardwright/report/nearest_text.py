@@ -12,33 +12,45 @@ from shardwright.config.units import memory_text, seconds_text
 from shardwright.report.document import AlignedRows, Lines, Part, paragraph
 
 if TYPE_CHECKING:
+    from shardwright.interchange.job_files import JobFiles
+    from shardwright.planner.advice.repair import Near
     from shardwright.planner.own_plan import Estimate
 
 _SHOWN = 3
 
 
-def nearest_plans(job: JobSpec, fits: bool, priced: "Estimate") -> list[dict[str, Any]]:
-    """The nearest plans for `--json`: at most three, fastest first; none for a plan that fits. Bytes are those of the
-    fullest process, seconds those of a step that is simulated in full."""
+def near_plans(job: JobSpec, fits: bool, priced: "Estimate", origin: "JobFiles | None" = None) -> "list[Near]":
+    """The nearest plans, at most three, fastest first; none for a plan that fits. For a job of another system's files
+    they are plans that this system has."""
     from shardwright.config.schedule_facts import searched
     from shardwright.cost.calibration import shipped
-    from shardwright.planner.advice.repair import nearest_that_fit
+    from shardwright.planner.advice.repair import NO_LIMITS, Limits, nearest_that_fit
     from shardwright.planner.search.plan_price import room_bytes
 
     if fits and priced.memory.process <= room_bytes(job):
         return []
+    limits = NO_LIMITS
+    if origin is not None and origin.has(job):
+        limits = Limits(origin.system.has(job.cluster.software), origin.has)
+    return nearest_that_fit(job, searched(), shipped(), _SHOWN, with_fastest=True, limits=limits)
+
+
+def nearest_dicts(job: JobSpec, plans: "list[Near]") -> list[dict[str, Any]]:
+    """The nearest plans for `--json`. Bytes are those of the fullest process, seconds those of a step that is simulated
+    in full."""
     return [
         {
             "set": set_line(job, near.job),
             "process_bytes": float(near.price.memory.process),
             "step_s": float(near.price.time.total),
         }
-        for near in nearest_that_fit(job, searched(), shipped(), _SHOWN, with_fastest=True)
+        for near in plans
     ]
 
 
-def nearest_part(nearest: list[dict[str, Any]]) -> Part:
-    """The result of `nearest_plans` for reading, for a plan that does not fit."""
+def nearest_part(job: JobSpec, plans: "list[Near]", origin: "JobFiles | None" = None) -> Part:
+    """The nearest plans for reading, for a plan that does not fit; with the settings of the files that change."""
+    nearest = nearest_dicts(job, plans)
     if not nearest:
         return paragraph(
             say(
@@ -47,8 +59,18 @@ def nearest_part(nearest: list[dict[str, Any]]) -> Part:
             )
         )
     rows: list[list[str]] = [[say("process"), say("step"), say("add to this command")]]
-    rows += [[memory_text(int(near["process_bytes"])), seconds_text(near["step_s"]), near["set"]] for near in nearest]
+    for plan, near in zip(plans, nearest, strict=True):
+        rows.append([memory_text(int(near["process_bytes"])), seconds_text(near["step_s"]), near["set"]])
+        if origin is not None:
+            rows.append(["", "", _in_the_files(origin, job, plan.job)])
     return Lines((say("The nearest plans that fit:"), AlignedRows(rows, left=(2,))))
+
+
+def _in_the_files(origin: "JobFiles", job: JobSpec, new_job: JobSpec) -> str:
+    """The settings of a job's files that make another plan of it."""
+    from shardwright.report.flag_changes import change_words
+
+    return say("in its files: {changes}", changes=change_words(origin, job, new_job))
 
 
 def set_line(old_job: JobSpec, new_job: JobSpec) -> str:

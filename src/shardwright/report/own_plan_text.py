@@ -11,7 +11,7 @@ from shardwright.planner.advice.advice import OwnPlan
 from shardwright.planner.advice.neighbours import recompute_words
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.report.document import Lines, Paragraph, Part, paragraph
-from shardwright.report.fit_verdict import offered_bytes
+from shardwright.report.fit_verdict import kinds_words, offered_bytes
 from shardwright.report.plans_text import job_words, step_text
 
 if TYPE_CHECKING:  # these modules are loaded only when a plan is explained
@@ -127,15 +127,12 @@ def misfit_part(misfit: "Misfit", plan: PricedPlan) -> Part:
 
 
 def _device_excess(misfit: "Misfit", plan: PricedPlan) -> str:
-    kinds = {name: value for name, value in misfit.memory.as_dict().items() if name != "total" and value}
     return say(
         "the process of pp rank {rank} needs {needed:.1f} GiB ({kinds}), and the device shows {offered:.1f}: "
         "{excess:.1f} too much",
         rank=misfit.rank,
         needed=misfit.memory.process / GIB,
-        kinds=tuple(
-            say("{kind} {size:.1f}", kind=fixed(name), size=float(value) / GIB) for name, value in kinds.items()
-        ),
+        kinds=kinds_words(misfit.memory),
         offered=offered_bytes(plan.job) / GIB,
         excess=misfit.excess_bytes / GIB,
     )

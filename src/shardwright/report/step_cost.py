@@ -7,7 +7,7 @@ from typing import Any
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import Phrase, capitalized, fixed, say
 from shardwright.config.software import software_of
-from shardwright.config.units import counted_phrase, seconds_text, tokens_text
+from shardwright.config.units import counted_phrase, number_text, seconds_text, tokens_text
 from shardwright.cost.money import price_words
 from shardwright.planner.own_plan import Estimate, PricedStep
 from shardwright.report.document import AlignedRows, Part, paragraph
@@ -111,7 +111,7 @@ def _speed(job: JobSpec, estimate: Estimate) -> Part:
             throughput=estimate.tokens_per_s_per_device,
             mfu=100 * step.mfu,
             hfu=100 * step.hfu,
-            peak=_rounded(estimate.peak_flops / 1e12),
+            peak=number_text(estimate.peak_flops / 1e12),
             number=job.precision.product_number,
         ),
     )
@@ -142,11 +142,11 @@ def _money(job: JobSpec, estimate: Estimate) -> list[Part]:
         name: (estimate.cost_of_steps(count), count * estimate.effective_step_s) for name, count in counts.items()
     }
     rows: list[list[str]] = [["", *columns], [say("time"), *(seconds_text(seconds) for _, seconds in columns.values())]]
-    rows.append([say("device-hours"), *(_rounded(float(money.device_hours)) for money, _ in columns.values())])
+    rows.append([say("device-hours"), *(number_text(float(money.device_hours)) for money, _ in columns.values())])
     if estimate.step_money.usd is not None:
         rows.append([say("money"), *(_dollars(float(money.usd or 0)) for money, _ in columns.values())])
     if estimate.step_money.kwh is not None:
-        rows.append([say("energy"), *(f"{_rounded(float(money.kwh or 0))} kWh" for money, _ in columns.values())])
+        rows.append([say("energy"), *(f"{number_text(float(money.kwh or 0))} kWh" for money, _ in columns.values())])
     price = price_words(job.cluster)
     return [AlignedRows(rows), *([paragraph(say("Money is counted {price}.", price=price))] if price else [])]
 
@@ -181,8 +181,4 @@ def _failures(job: JobSpec, estimate: Estimate) -> list[Part]:
 
 def _dollars(value: float) -> str:
     """US dollars, with cents below 100 dollars."""
-    return f"${value:,.2f}" if 0.01 <= value < 100 else f"${_rounded(value)}"
-
-
-def _rounded(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"${value:,.2f}" if 0.01 <= value < 100 else f"${number_text(value)}"

@@ -16,8 +16,8 @@ from shardwright.config.user_file import path_exists
 from shardwright.report.output import replace_output, write_output
 
 
-def write_toml(path: Path, job: JobSpec) -> None:
-    """Write the job as a TOML file. PlanError if it can't be written.
+def write_toml(path: Path, job: JobSpec, option: str = "--toml") -> None:
+    """Write the job as a TOML file, which `option` names. PlanError if it can't be written.
 
     Relative paths that lead from the working directory to something, and not from the file's folder, become absolute.
     """
@@ -25,7 +25,7 @@ def write_toml(path: Path, job: JobSpec) -> None:
     changed = {section: _with_absolute_paths(fields[section], path.parent) for section in ("model", "cluster", "data")}
     if any(changed[section] != fields[section] for section in changed):
         job = JobSpec.model_validate_json(json.dumps(fields | changed), strict=True)
-    write_output(path, _toml_of(job, stated), "--toml")
+    write_output(path, _toml_of(job, stated), option)
 
 
 def _with_absolute_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:

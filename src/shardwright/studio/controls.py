@@ -9,13 +9,18 @@ from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.field_texts import field_choices
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import Phrase, say, with_changed_texts
+from shardwright.config.phrase import ENGLISH, fixed, in_language, say
 from shardwright.config.rank_order import ORDERS
 from shardwright.interchange.system import SYSTEMS
 from shardwright.report.step_cost import part_words
 from shardwright.studio.page_state import page_fields
 
-_OPTION = re.compile(r"--set (?P<field>[a-z_.]+)=[A-Z]+")  # in notes for a command line
+# In notes for a command line: fields as options, of a value or a placeholder, or as they are; the option for software.
+_OPTION = re.compile(
+    r"--set (?P<field>[a-z_.]+)=(?:[A-Z]+|(?P<value>[a-z0-9][\w.-]*))"
+    r"|(?P<bare>(?<![\w.=-])[a-z]+\.[a-z_.]+[a-z])|--as NAME",
+    re.ASCII,
+)
 _MEANINGS = {  # of controls that set no field
     "device": say("Device of the cluster, in its usual nodes with its usual links."),
     "devices": say("Devices of the cluster."),
@@ -42,21 +47,21 @@ def _choice(key: str, label: str, choices: tuple[str, ...] = ()) -> Control:
     return Control(key, label, "choice", choices or field_choices(JobSpec, key))
 
 
-def on_page(note: str) -> str:
-    """A note for the page, on which a field is a control, or a line of a job's file where it has none."""
-
-    def changed(text: str) -> str:
-        option = _OPTION.fullmatch(text)
-        return _OPTION.sub(lambda match: _way_to(match["field"]), text) if option is None else _way_to(option["field"])
-
-    return with_changed_texts(note, changed)
-
-
-def _way_to(field: str) -> Phrase:
+def on_page(note: str, language: str = ENGLISH) -> str:
+    """A note in a language for the page, on which a field is a control or stands under Other fields."""
     labels = {control.key: control.label for controls in control_groups().values() for control in controls}
-    if field in labels:
-        return say("the control {label}", label=labels[field])
-    return say("{field} in the job's file", field=field)
+
+    def way(match: re.Match[str]) -> str:
+        field = match["field"] or match["bare"] or "cluster.software"
+        if match["value"]:
+            return f"{in_language(labels.get(field, field), language)}: {match['value']}"
+        if field in labels:
+            return in_language(say("the control {label}", label=labels[field]), language)
+        if field in page_fields():
+            return in_language(say("{field} under Other fields", field=field), language)
+        return match[0] if match["bare"] else in_language(say("{field} in the job's file", field=field), language)
+
+    return in_language(fixed(_OPTION.sub(way, in_language(note, language))), language)
 
 
 def control_groups() -> dict[str, list[Control]]:

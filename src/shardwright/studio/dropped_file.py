@@ -15,16 +15,17 @@ from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.hugging_face.config_json import CONFIG
 from shardwright.config.job import JobSpec
 from shardwright.config.load import read_job
-from shardwright.config.phrase import ENGLISH, say, with_changed_texts
+from shardwright.config.phrase import ENGLISH, in_language, say, with_changed_texts
 from shardwright.config.toml_text import value_text
 from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.recognised import DATA, JOB, SCRIPTS, system_name_of
+from shardwright.interchange.recognised import DATA, JOB, SCRIPTS, UnknownSystem, system_name_of
 from shardwright.interchange.system import SOURCES, system_of
 from shardwright.interchange.wrapped_commands import with_scripts
-from shardwright.report.imported_text import imported_notes
+from shardwright.report.imported_text import note_groups
+from shardwright.studio.controls import on_page
 from shardwright.studio.page_state import SECTIONS, SUBJECT, page_fields
 
 _MOST_FILES = 8
@@ -34,8 +35,8 @@ _WITHOUT_DATA = ("data.path=python-stdlib",)  # else the data that a script name
 def state_of_files(
     texts: Mapping[str, str], system: str, cluster: AskedCluster, language: str = ENGLISH
 ) -> dict[str, Any]:
-    """The state that files describe, as {"state", "notes" in a language, "system"}; `texts` are theirs by
-    name.
+    """The state that files describe, as {"state", "notes", "system"}; `texts` are theirs by name. Notes are groups
+    {"heading", "lines", "folded"} in a language.
 
     `system` is empty if it is to be found from the files. Raises PlanError.
     """
@@ -51,11 +52,18 @@ def state_of_files(
     if system:
         return _of_system(texts, system, cluster, language)
     if name.endswith(".json"):
-        return _of_model(text, cluster)
+        return _of_model(text, cluster, language)
     if name.endswith(".toml"):
-        return _of_job(name, text)
-    fault = say("{name} is no .json or .toml; choose the system whose script it is", name=shortened(name))
-    raise PlanError(SUBJECT, [fault])
+        return _of_job(name, text, language)
+    raise PlanError(SUBJECT, [_unknown_fault(name)])
+
+
+def _unknown_fault(name: str) -> str:
+    return say(
+        "{name} is no job, no config.json and no file of a system that is read; drop one, such as a script of "
+        "Megatron-LM, or a configuration of DeepSpeed with its config.json",
+        name=shortened(name),
+    )
 
 
 def _system_of(texts: Mapping[str, str]) -> str:
@@ -65,13 +73,16 @@ def _system_of(texts: Mapping[str, str]) -> str:
     configurations = {name: text for name, text in texts.items() if name.endswith(DATA)}
     for name, text in texts.items():
         if name.endswith((*SCRIPTS, *DATA, ".py")):
-            system = system_name_of(name, text, *scripts, configurations=configurations)
+            try:
+                system = system_name_of(name, text, *scripts, configurations=configurations)
+            except UnknownSystem:
+                raise PlanError(SUBJECT, [_unknown_fault(name)]) from None
             if system != JOB:
                 return system
     return ""
 
 
-def _of_model(text: str, cluster: AskedCluster) -> dict[str, Any]:
+def _of_model(text: str, cluster: AskedCluster, language: str) -> dict[str, Any]:
     """A config.json on the page's cluster, with the batch that is usual for such a model there."""
     with TemporaryDirectory(prefix="shardwright-") as folder:
         path = Path(folder, CONFIG)
@@ -89,17 +100,26 @@ def _of_model(text: str, cluster: AskedCluster) -> dict[str, Any]:
         "device": cluster.device,
         "devices": str(cluster.devices),
     }
-    return {"state": texts, "notes": asked.filled_in, "system": ""}
+    return {"state": texts, "notes": _notes(asked.filled_in, language=language), "system": ""}
 
 
-def _of_job(name: str, text: str) -> dict[str, Any]:
+def _notes(*lines: str, language: str, heading: str = "", folded: bool = False) -> list[dict[str, Any]]:
+    """A group of notes as the page shows it; none without lines."""
+    told = [on_page(line, language) for line in lines if line]
+    return [{"heading": in_language(heading, language), "lines": told, "folded": folded}] if told else []
+
+
+def _of_job(name: str, text: str, language: str) -> dict[str, Any]:
     fields = read_data(name, text)
     texts = state_texts({section: fields[section] for section in SECTIONS if isinstance(fields.get(section), dict)})
     left_out = [section for section in fields if section not in (*SECTIONS, "name")]
     return {
         "system": "",
         "state": texts,
-        "notes": say("Left out, since a page plans: {fields}.", fields=tuple(left_out)) if left_out else "",
+        "notes": _notes(
+            say("Left out, since a page plans: {fields}.", fields=tuple(left_out)) if left_out else "",
+            language=language,
+        ),
     }
 
 
@@ -131,7 +151,11 @@ def _of_system(texts: Mapping[str, str], system_name: str, cluster: AskedCluster
             way_out = say("Here --devices and --device are the controls below Cluster: set them, and drop again.")
             raise PlanError(error.subject, error.faults, way_out) from None
         raise
-    notes = imported_notes(result, with_data=False, language=language)
+    notes = [
+        shown
+        for group in note_groups(result)
+        for shown in _notes(*group.lines, language=language, heading=group.heading, folded=not group.of_effect)
+    ]
     return {"state": job_texts(result.job), "notes": notes, "system": system.title}
 
 

@@ -9,10 +9,11 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH, say
 from shardwright.interchange.exported import Lacking, exported
 from shardwright.interchange.system import SYSTEMS
-from shardwright.report.imported_text import exported_notes, nearest_export
+from shardwright.report.imported_text import exported_sentences, nearest_export
 from shardwright.report.timeline.job_study import study_job
 from shardwright.report.timeline.schedule_command import job_page, job_picture, job_trace
 from shardwright.report.toml_files import job_toml
+from shardwright.studio.controls import on_page
 from shardwright.studio.page_state import SUBJECT
 
 FORMATS = {
@@ -31,8 +32,10 @@ def files(job: JobSpec, to: str, language: str = ENGLISH) -> dict[str, Any]:
         try:
             result = exported(SYSTEMS[to], job)
         except Lacking as error:
-            raise PlanError(error.subject, error.faults, nearest_export(SYSTEMS[to], job, error)) from None
-        return {"files": result.files, "notes": exported_notes(result, SYSTEMS[to].title, language)}
+            way_out = on_page(nearest_export(SYSTEMS[to], job, error), language)
+            raise PlanError(error.subject, error.faults, way_out) from None
+        notes = [on_page(note, language) for note in exported_sentences(result, SYSTEMS[to])]
+        return {"files": result.files, "notes": " ".join(notes)}
     name = job.name
     if to == "toml":
         return _file(f"{name}.toml", job_toml(job))

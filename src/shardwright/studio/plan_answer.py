@@ -36,7 +36,7 @@ PRICES = (
 class PlanAnswers:
     """The answers to states. The last ones are kept, for a page asks for a state's parts one after another, and goes
     back to states that it has left. Plans that differ in prices alone share all that prices do not change. Legends are
-    in a language; other texts are phrases."""
+    and notes are in a language; other texts are phrases."""
 
     def __init__(self, language: str = ENGLISH) -> None:
         self._language = language
@@ -58,7 +58,10 @@ class PlanAnswers:
             yield fault_part(error)
             return
         for name in wanted:
-            if name in PRICED:
+            if name == "job":
+                content = PARTS[name](plan)
+                yield {"part": name} | content | {"notes": [on_page(note, self._language) for note in content["notes"]]}
+            elif name in PRICED:
                 yield {"part": name} | PARTS[name](plan)
             elif name in PARTS:
                 content = {} if (known or {}).get(name) == key.text else self._known_part(key, name)
@@ -84,9 +87,7 @@ class PlanAnswers:
             job = job.model_copy(update={"model": self._model})
         self._model = job.model
         key = _UnpricedKey(job)
-        return key, PredictedPlan(
-            job, [on_page(note) for note in state.asked.notes], self._unpriced(key), self._language
-        )
+        return key, PredictedPlan(job, state.asked.notes, self._unpriced(key), self._language)
 
 
 def fault_part(error: PlanError) -> Part:

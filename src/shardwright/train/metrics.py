@@ -17,6 +17,7 @@ from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
 from shardwright.config.percent import percent_text
 from shardwright.config.phrase import in_language, language_of_locale, say, spaced
+from shardwright.config.run_file_names import METRICS
 from shardwright.config.text_columns import logged
 from shardwright.config.units import MIB
 from shardwright.config.user_file import open_file, system_reason
@@ -25,7 +26,7 @@ from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.launch.full_disk import quiet_writers, telling_of_full_disk
 from shardwright.train.router_update import in_words
 from shardwright.train.run_curves import run_curves
-from shardwright.train.run_files import METRICS, open_to_append, write_anew
+from shardwright.train.run_files import open_to_append, write_anew
 from shardwright.train.step_metrics import MeasuredStep, StepMetrics, device_title, job_peak_flops, known_device
 from shardwright.train.steps_done_again import DoneAgain, StepsDoneAgain
 from shardwright.train.steps_measured import measured_lines

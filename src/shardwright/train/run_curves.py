@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
+from shardwright.config.run_file_names import BOARD
 from shardwright.train.launch.full_disk import telling_of_full_disk
-from shardwright.train.run_files import BOARD, write_anew
+from shardwright.train.run_files import write_anew
 
 _EVERY_S = 1.0  # between files of Prometheus, which is asked every few seconds
 _PREFIX = "shardwright_"

@@ -1,4 +1,4 @@
-"""The files that a run writes into its folder: their names, and safe ways to open them.
+"""The files that a run writes into its folder, and safe ways to open them.
 
 A folder may come from an archive, or others may write to it, and it may hold links: a run that writes through a link
 changes somebody else's file. So before a run begins, a name is refused if it is a link, or has another kind than the
@@ -15,11 +15,18 @@ from pathlib import Path
 from typing import TextIO
 
 from shardwright.config.phrase import say
+from shardwright.config.run_file_names import (
+    BOARD,
+    CARD,
+    CHECKPOINTS_BELOW,
+    METRICS,
+    PICTURE,
+    PROFILE,
+    REPORT,
+    TOKENS,
+)
 from shardwright.config.user_file import kind_of
 
-METRICS, BOARD, PROFILE, PICTURE = "metrics.jsonl", "tensorboard", "profile", "experts.svg"
-CARD, REPORT = "report.json", "report.html"
-TOKENS, CHECKPOINTS_BELOW = "data", "checkpoints"
 _WAYS_OUT = {
     TOKENS: say("or name its target in data.cache"),
     CHECKPOINTS_BELOW: say("or name its target in checkpoint.path"),

@@ -61,6 +61,9 @@ class CommandTexts:
             text = variables.document_of(token.document) if token.expands else token.document
             return Given(text + "\n" if text else "")
         if token := redirected.get("<"):
+            if [piece.kind for piece in token.pieces] == ["process"]:
+                output = script.printed_by_commands(token.pieces[0].text)
+                return None if output is None else Given(output)
             content = script.text_of_file(variables.text_of(token))
             return None if content is None else Given(content)
         return script.given
@@ -109,7 +112,7 @@ class CommandTexts:
                 variables.doubt(name, appends=False)
             else:
                 variables.put(name, value)
-        return bool(text) if words[0] == "read" and not takes_all else True
+        return text.endswith("\n") if words[0] == "read" and not takes_all else True
 
     def printed_by(self, words: list[str]) -> tuple[str | None, bool | None]:
         """Text that a command prints, and True if it succeeds; None for what is unknown."""

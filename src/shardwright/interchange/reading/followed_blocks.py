@@ -55,8 +55,6 @@ class FollowedBlocks(GuardedText):
             if (target := self._peek()) is not None and not target.operator:
                 redirected[("" if token.descriptor in ("0", "1") else token.descriptor) + token.operator] = target
                 self.at += 1
-            elif token.operator == "<":  # what a command in brackets prints
-                redirected["<"] = token
         return redirected
 
     def _peek(self) -> Token | None:

@@ -10,10 +10,11 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.interchange.reading.command_texts import PRINTING, CommandTexts
 from shardwright.interchange.reading.shell_assignments import value_with_changes
 from shardwright.interchange.reading.shell_braces import braced
-from shardwright.interchange.reading.shell_conditions import EQUALITIES, is_true
+from shardwright.interchange.reading.shell_conditions import EQUALITIES, is_true, regex_of
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, unknown_names
 from shardwright.interchange.reading.shell_outputs import printed
 from shardwright.interchange.reading.shell_pipes import FILTERS, SILENT
+from shardwright.interchange.reading.shell_regexes import REGEX
 from shardwright.interchange.reading.shell_skipped import (
     CASE_OPTION,
     DECLARING,
@@ -130,12 +131,10 @@ class CommandEffects(CommandTexts):
         )
         self.hands_on = is_given and not variables.has_arguments and len(words) == 1
         if command and command[0].plain == "[[":
+            expanded = dict.fromkeys(EQUALITIES, variables.pattern_of)
+            expanded[REGEX] = lambda token: regex_of(token, variables)
             pairs = zip(["", *(token.plain for token in command)], command, strict=False)
-            words = [
-                word
-                for before, token in pairs
-                for word in (variables.pattern_of(token) if before in EQUALITIES else variables.text_of(token),)
-            ]
+            words = [word for before, token in pairs for word in (expanded.get(before, variables.text_of)(token),)]
         values = {name: variables.values[name] for name in prefixed if name in variables.values}
         if prefix and "<<<" in redirected:  # expanded before, too
             text = variables.text_of(redirected["<<<"])
@@ -253,6 +252,8 @@ class CommandEffects(CommandTexts):
     def _command(self, line: int, words: list[str], script: "Script") -> bool | None:
         name = PurePath(words[0]).name or words[0]
         if name in ("[", "[[", "test"):
+            if name != "[[" and REGEX in words:  # an error there
+                return None
             return is_true([word for word in words[1:] if word not in ("]", "]]")], script.variables)
         if name in ("exit", "return", "break", "continue"):
             self.ended, self.returned = True, name == "return"
@@ -354,7 +355,11 @@ class CommandEffects(CommandTexts):
                     script.start(text, self.depth + 1, arguments)
         elif is_sourced:
             self.note_unread(line, words)
+            output = next(iter(unknown_names(words[1])), "") if len(words) > 1 else ""
+            is_output = output in script.variables.expansions and not _HOOKS.search(output)
             if len(words) > 1 and not words[1].startswith("/") and _OF_SETTINGS.search(PurePath(words[1]).name):
+                is_output = True
+            if is_output:
                 script.doubt_all()
         else:
             return self._other_command(line, words, script)

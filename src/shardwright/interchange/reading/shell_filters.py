@@ -28,6 +28,9 @@ _CLASSES = {
 _CLASSES |= {"alpha": _CLASSES["upper"] + _CLASSES["lower"]}
 _CLASSES |= {"alnum": _CLASSES["digit"] + _CLASSES["alpha"]}
 _SET_PART = re.compile(r"\[:(\w+):\]|\\([nt\\])|([A-Za-z0-9])-([A-Za-z0-9])|([^\\])", re.DOTALL)
+# A line without an ending such as .sh, which GNU leaves aside first, and without a dot or ~ at its beginning.
+_VERSION = re.compile(r"[A-Za-z0-9_/-]+(?:\.[0-9][A-Za-z0-9_/-]*)*")
+_BEFORE_NUMBER = re.compile(r"([^0-9]*)([0-9]{1,15}|$)")
 _RANGE = re.compile(r"(\d{0,5})(-?)(\d{0,5})")
 
 
@@ -195,9 +198,11 @@ def _tail(words: Sequence[str], text: str) -> str | None:
 
 def _sort(words: Sequence[str], text: str) -> str | None:
     """Sorted lines: all numbers by -n, else words of which every language has the same order."""
-    options, lines = _options(words, "", "nru"), lines_of(text)
+    options, lines = _options(words, "", "nruV"), lines_of(text)
     if options is None:
         return None
+    if "V" in options:
+        return None if "u" in options or "n" in options else _sorted_versions(lines, is_reversed="r" in options)
     pattern = r"\d{1,15}" if "n" in options else r"[a-z]*|[0-9]*"
     if not all(re.fullmatch(pattern, line) for line in lines) or len({line[:1].isdecimal() for line in lines}) > 1:
         return None
@@ -207,6 +212,24 @@ def _sort(words: Sequence[str], text: str) -> str | None:
         lines = [*dict.fromkeys(lines)]
     ordered = sorted(lines, key=lambda line: (int(line) if "n" in options else 0, line), reverse="r" in options)
     return text_of_lines(ordered)
+
+
+def _sorted_versions(lines: Sequence[str], *, is_reversed: bool) -> str | None:
+    """Lines in the order of GNU's versions: numbers in them by their values, and letters before other signs. None if
+    a line has signs for which that order has exceptions, or two lines have the same place."""
+    if not all(_VERSION.fullmatch(line) for line in lines):
+        return None
+    keys = {line: _version_key(line) for line in lines}
+    if len({*keys.values()}) != len(keys):
+        return None
+    return text_of_lines(sorted(lines, key=keys.__getitem__, reverse=is_reversed))
+
+
+def _version_key(line: str) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """The parts of a line by which it is compared: signs before a number, ended by the least sign, and the number."""
+    parts = _BEFORE_NUMBER.findall(line)
+    signs = ((*(ord(sign) + (0 if sign.isalpha() else 256) for sign in part), 0) for part, _ in parts)
+    return tuple(zip(signs, (int(digits or 0) for _, digits in parts), strict=True))
 
 
 def _uniq(words: Sequence[str], text: str) -> str | None:

@@ -6,6 +6,8 @@ is asked whether there is a match at all.
 
 import re
 
+REGEX = "=~"  # the word of a condition [[ TEXT =~ EXPRESSION ]]
+MATCHED = "BASH_REMATCH"  # the array of what the expression and its groups fit
 _MOST_PATTERN, _MOST_REPEATED, _MOST_LINE, _MOST_SEARCHED = 200, 3, 1000, 300
 _CLASSES = {
     "alpha": "a-zA-Z",
@@ -32,6 +34,7 @@ def python_regex(pattern: str, *, kind: str, finds: bool = False, ignores_case: 
     parts: list[str] = []
     groups: list[int] = []  # where each open group begins
     repeated, is_after_group = set[int](), False  # parts that are repeated
+    is_whole = pattern.startswith("^") and pattern.endswith("$") and not pattern.endswith(r"\$")  # fits all or nothing
     for part in _PART.findall(pattern):
         sign = _sign(part, kind)
         if sign is None or (sign == "|" and finds):
@@ -41,7 +44,8 @@ def python_regex(pattern: str, *, kind: str, finds: bool = False, ignores_case: 
             if kind != "basic" or sign != "*":
                 return None
             sign, is_repeating = r"\*", False  # a star at the beginning of a basic one is itself
-        if is_repeating and (len(parts) - 1 in repeated or (is_after_group and repeated)):
+        is_optional = sign == "?" and is_whole
+        if is_repeating and (len(parts) - 1 in repeated or (is_after_group and repeated and not is_optional)):
             return None  # repeated twice, or a repetition of a group in which something is repeated
         repeated |= {len(parts), len(parts) - 1} if is_repeating else set()
         if sign == "(":

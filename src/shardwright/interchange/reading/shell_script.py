@@ -18,6 +18,7 @@ from shardwright.interchange.reading.followed_text import FollowedText
 from shardwright.interchange.reading.shell_commands import Command
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_pipes import Given, Printed
+from shardwright.interchange.reading.shell_regexes import MATCHED
 from shardwright.interchange.reading.shell_skipped import SkippedPart
 from shardwright.interchange.reading.shell_values import Variables
 from shardwright.interchange.reading.shell_words import ShellFault, ShellReader
@@ -49,6 +50,7 @@ class Script:
     commands: list[Command] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)  # texts of files that here-documents write, by name
     lost: dict[str, int] = field(default_factory=dict)  # configurations that are changed in an unknown way: their lines
+    changed: dict[str, int] = field(default_factory=dict)  # scripts that are so changed: the line of the first change
     unended: frozenset[str] = frozenset()  # names of `written` files whose last lines have no end
     batch: dict[str, str] = field(default_factory=dict)  # options of the batch system
     notes: list[str] = field(default_factory=list)
@@ -77,10 +79,16 @@ class Script:
         for name, value in variables.items():
             self.variables.values.setdefault(name, value)
         self.variables.values.setdefault("#", "0")
+        self.variables.values.setdefault(MATCHED, [])
         FollowedText(self, ShellReader(text).read(), depth).all()
 
     def output_of(self, text: str) -> str | None:
         """Output of the commands of an expansion, without the ends of the last lines; None if it is unknown."""
+        printed = self.printed_by_commands(text)
+        return None if printed is None else printed.rstrip("\n")
+
+    def printed_by_commands(self, text: str) -> str | None:
+        """Output of commands in a shell of their own; None if it is unknown."""
         state = (dict(self.functions), dict(self.written), dict(self.files), dict(self.batch))
         num_commands, num_notes, ended_on = len(self.commands), len(self.notes), self.ended_on
         is_known, succeeds = self.level < _MOST_LEVELS, None
@@ -99,7 +107,7 @@ class Script:
         if not is_known or printed.text is None:
             return None
         self.variables.substituted = succeeds
-        return printed.text.rstrip("\n")
+        return printed.text
 
     @contextmanager
     def printing(self, printed: Printed | None) -> Iterator[Printed]:
@@ -120,8 +128,17 @@ class Script:
             self.given = outer
 
     def script_text(self, word: str) -> str:
-        """The text of the script that a word names; of several with its name, the one whose path ends most like it."""
+        """The text of the script that a word starts; of several with its name, the one whose path ends most like it.
+        A note tells of one that was changed."""
         path = PurePath(word)
+        if line := self.changed.pop(path.name, 0):
+            self.notes.append(
+                say(
+                    "line {line}: {file} is changed before it is started, which is not followed",
+                    line=line,
+                    file=path.name,
+                )
+            )
         alike = [name for name in self.paths if PurePath(name).name == path.name]
         if len(alike) < 2:
             return self.files[path.name]
@@ -158,16 +175,14 @@ class Script:
             self.lost[PurePath(path).name] = line
 
     def change(self, line: int, paths: Sequence[str], words: Sequence[str]) -> None:
-        """Make unknown what a command writes into other scripts: the variables whose assignments are in its words, or
-        all that they assign."""
+        """Make unknown what a command writes into other scripts, which may be started afterwards: the variables whose
+        assignments are in its words, or all that they assign."""
         names = {name for word in words for name in _ASSIGNED.findall(word)}
         for name in [PurePath(path).name for path in paths]:
             for variable in names or {*_ASSIGNED.findall(self.files[name])}:
                 assignment = re.compile(rf"^([ \t]*(?:export[ \t]+)?{variable}=).*$", re.MULTILINE)
                 self.files[name] = assignment.sub(rf"\1${variable}", self.files[name])
-            self.notes.append(
-                say("line {line}: {file} is changed before it is started, which is not followed", line=line, file=name)
-            )
+            self.changed.setdefault(name, line)
 
     def start(self, text: str, depth: int, arguments: Sequence[str]) -> None:
         """Follow a script that another one starts with arguments. Raises ShellFault."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.interchange.reading.shell_arithmetic import changed_names
+from shardwright.interchange.reading.shell_regexes import MATCHED, REGEX
 from shardwright.interchange.reading.shell_words import Token, WordPiece
 
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
@@ -145,6 +146,8 @@ def names_changed(words: Sequence[Token]) -> list[str]:
     first = texts[0] if texts else ""
     if first == "let":
         names += [name for text in texts[1:] for name in changed_names(text)]
+    if first == "[[" and REGEX in texts:
+        names.append(MATCHED)
     if first == "shopt" and "nocasematch" in texts:
         names.append(CASE_OPTION)
     if first == "printf" and texts[1:2] == ["-v"]:

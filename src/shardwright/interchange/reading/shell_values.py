@@ -245,12 +245,8 @@ class Variables:
 
     def pattern_of(self, token: Token) -> str:
         """The expanded token as a pattern of file names, in which quoted signs stand for themselves."""
-        texts = [
-            _SIGN.sub(r"[\g<0>]", text) if piece.quoted else text
-            for piece in token.pieces
-            for text in (" ".join(value for value, _ in self._values(piece, 0)),)
-        ]
-        return "".join(texts)
+        texts = [(self.text_of(Token(token.line, pieces=(piece,))), piece.quoted) for piece in token.pieces]
+        return "".join(_SIGN.sub(r"[\g<0>]", text) if is_quoted else text for text, is_quoted in texts)
 
     def document_of(self, text: str) -> str:
         """The expanded text of a here-document."""
@@ -266,6 +262,8 @@ class Variables:
             )
         if piece.kind == "arithmetic":
             return [(self.arithmetic(piece.text, depth), False)]
+        if piece.kind == "process":
+            return [(self.unfollowed(f"<({' '.join(piece.text.split())})"), False)]
         if piece.kind == "command":
             return [(self._command(piece.text, depth), not piece.quoted)]
         return [(text, not piece.quoted) for text in self._variable(piece.text, piece.quoted, depth)]

@@ -52,7 +52,8 @@ class ShellFault(ValueError):  # noqa: N818 (a fault in the words of PlanError)
 
 @dataclass(frozen=True)
 class WordPiece:
-    """A part of a word. `kind` is "text", or the kind of an expansion: "variable", "arithmetic" or "command"."""
+    """A part of a word. `kind` is "text", or the kind of an expansion: "variable", "arithmetic", "command" or
+    "process" (a command whose output is read like a file: <(...))."""
 
     kind: str
     text: str
@@ -120,12 +121,25 @@ class ShellReader:
             self.line += 1
         elif char == "#":
             self.at = _end(self.text, self.at)
+        elif char != "\n" and self._is_regex():
+            self._word()
+        elif self.text.startswith(("<(", ">("), self.at):
+            self._process()
         else:
             operator = next((sign for sign in OPERATORS if self.text.startswith(sign, self.at)), "")
             if operator:
                 self._operator(operator)
             else:
                 self._word()
+
+    def _process(self) -> None:
+        """Read a command whose output stands for a file, as a word or as the end of one."""
+        is_end = self._word_end == self.at and self.tokens and not self.tokens[-1].operator
+        before = self.tokens.pop().pieces if is_end else ()
+        line = self.line
+        piece = WordPiece("process", self._bracketed("<(", ")"), False)
+        self.tokens.append(Token(line, pieces=(*before, piece)))
+        self._word_end = self.at
 
     def _operator(self, sign: str) -> None:
         if sign == "((" and not (self._begins_command() or self.tokens[-1].plain == "for"):
@@ -154,10 +168,23 @@ class ShellReader:
             return True
         return self.tokens[-1].operator in ("\n", ";", "&&", "||", "|", "&", "(", ")")  # the last: of a pattern of case
 
+    def _is_regex(self) -> bool:
+        """True if a regular expression begins here, whose brackets and bars are no operators."""
+        return bool(self.tokens) and self.tokens[-1].plain == "=~"
+
     def _word(self) -> None:
         line, pieces = self.line, list[WordPiece]()
-        while self.at < len(self.text) and self.text[self.at] not in _ENDS_WORD:
-            pieces += self._piece()
+        is_regex, depth = self._is_regex(), 0
+        while self.at < len(self.text):
+            char = self.text[self.at]
+            if is_regex and (char in "()|" or (depth > 0 and char in " \t")):
+                depth += (char == "(") - (char == ")")
+                pieces.append(WordPiece("text", char, False))
+                self.at += 1
+            elif char in _ENDS_WORD:
+                break
+            else:
+                pieces += self._piece()
         self.tokens.append(Token(line, pieces=tuple(pieces)))
         self._word_end = self.at
         previous_operator = self.tokens[-2].operator if len(self.tokens) > 1 else ""

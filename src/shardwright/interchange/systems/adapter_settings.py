@@ -12,6 +12,7 @@ from typing import Any
 
 from shardwright.config.adapter import TARGETS, Target
 from shardwright.config.base import shortened
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.settings import Flat, Settings
 
@@ -198,7 +199,12 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
             )
         )
     rank = settings.count(ranks, program.rank or 1, least=1)
+    rank = whole(str(settings.overrides.get("model.adapter.rank", rank))) or rank
     alpha = settings.number((spelled("lora_alpha"),), program.alpha or 2.0 * rank)
+    if not program.rank and not settings.has(spelled("lora_alpha")) and "model.adapter.alpha" not in settings.overrides:
+        settings.note(
+            say("nothing says alpha of the adapters; {alpha} is taken (--set model.adapter.alpha=NUMBER)", alpha=alpha)
+        )
     targets = _targets(settings, program, spelled)
     fields |= {"model.adapter.rank": rank, "model.adapter.alpha": alpha, "model.adapter.targets": list(targets)}
     fields["precision.master"] = "float32"  # peft trains adapters in float32

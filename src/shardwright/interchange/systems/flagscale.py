@@ -53,6 +53,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         raise ShellFault(say("no section system, model or data has arguments; name the file that `train` names, too"))
     settings = Settings(overrides=asked.fields)
     settings.faults += [fault for fault in (_task_fault(sections),) if fault]
+    if not str(sections.get("experiment.task.entrypoint", "")):
+        settings.note(say("no file of an experiment names the program that trains; that of GPT is taken"))
     multiple, multiplier = arguments.pop("multiple_of", None), arguments.pop("hidden_dim_multiplier", 1.0)
     if arguments.get("swiglu") is True and is_whole(multiple) and "ffn_hidden_size" not in arguments:
         arguments["ffn_hidden_size"] = _width(arguments.get("hidden_size"), multiple, multiplier)

@@ -327,4 +327,5 @@ FACTS = System(
     software="megatron-core",
     written=WRITTEN,
     signs=SIGNS,
+    has_templates=True,
 )

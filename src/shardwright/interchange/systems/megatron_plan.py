@@ -175,9 +175,23 @@ def _write_pipeline(job: JobSpec, settings: dict[str, Any]) -> None:
         settings[_VIRTUAL[1]] = virtual
 
 
+# Words for heads that are traded among some ranks, and a ring over the others: Megatron-LM's and MindSpeed's.
+_BOTH_WAYS = {"cp-comm-type": "a2a+p2p", "context-parallel-algo": "hybrid_cp_algo"}
+
+
 def _read_context(settings: Settings, fields: Flat) -> None:
     words = settings.words("cp-comm-type") or ["p2p"]
-    if set(words) - set(_CP) or len(set(words)) > 1:
+    names = [name for name, word in _BOTH_WAYS.items() if settings.text(name) == word] if fields["plan.cp"] > 1 else []
+    if names:
+        names += [name for name in ("ulysses-degree-in-cp",) if settings.has(name)]
+        fault = say(
+            "{settings} can't be said here: heads are traded among some ranks there and keys go round the others, and "
+            "a plan has one of both (--set plan.cp_method=ring or ulysses)",
+            settings=tuple(map(settings.setting_text, names)),
+        )
+        settings.ignore(*names)
+        (settings.lost if "plan.cp_method" in settings.overrides else settings.faults).append(fault)
+    elif set(words) - set(_CP) or len(set(words)) > 1:
         settings.faults.append(
             say(
                 "{setting} can't be said here; use one of {words} for all layers",

@@ -9,9 +9,9 @@ from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
+from shardwright.interchange.run_places import checkpoint_place, is_address, steps_between_checkpoints
 
 _SUFFIXES = (".bin", ".idx")
-_USUAL_S = 1800.0  # between checkpoints of a job that leaves it to the runtime
 
 
 def run_words(job: JobSpec, folder: Path, step_s: float) -> list[str]:
@@ -27,17 +27,21 @@ def run_words(job: JobSpec, folder: Path, step_s: float) -> list[str]:
         )
         if is_set
     ]
-    if job.checkpoint.is_on and _is_address(job.checkpoint.path):
+    if job.checkpoint.is_on and is_address(job.checkpoint.path):
         faults.append(
             say(
-                "Megatron-LM writes checkpoints into a folder, and checkpoint.path is {address}; name a folder that "
-                "all nodes see",
+                "{system} writes checkpoints into a folder, and checkpoint.path is {address}; name a folder that all "
+                "nodes see",
+                system="Megatron-LM",
                 address=job.checkpoint.path,
             )
         )
     if job.checkpoint.is_on and not job.checkpoint.every_steps and not step_s:
         faults.append(
-            say("Megatron-LM saves by steps, and how long one takes is not known; set checkpoint.every_steps=500")
+            say(
+                "{system} saves by steps, and how long one takes is not known; set checkpoint.every_steps=500",
+                system="Megatron-LM",
+            )
         )
     if faults:
         raise PlanError(say("job {name} for {system}", name=job.name, system="Megatron-LM"), faults)
@@ -46,7 +50,7 @@ def run_words(job: JobSpec, folder: Path, step_s: float) -> list[str]:
 
 def _data_faults(data: DataSpec, folder: Path) -> list[str]:
     """The fault of data that Megatron-LM does not read; none of data that may lie on the cluster alone."""
-    if _is_address(data.path):
+    if is_address(data.path):
         return [
             say(
                 "Megatron-LM reads tokens of a folder, and {path} is an address; copy them into a folder that all "
@@ -67,10 +71,6 @@ def _data_faults(data: DataSpec, folder: Path) -> list[str]:
             path=repr(data.path),
         )
     ]
-
-
-def _is_address(path: str) -> bool:
-    return "://" in path
 
 
 def _prefix(path: str, folder: Path) -> str:
@@ -102,7 +102,6 @@ def _evaluation_words(job: JobSpec) -> list[str]:
 def _checkpoint_words(job: JobSpec, folder: Path, step_s: float) -> list[str]:
     if not job.checkpoint.is_on:
         return []
-    place = job.checkpoint.path or os.path.join(job.run.folder or os.path.join("runs", job.name), "megatron")
-    place = shlex.quote(os.path.normpath(folder / os.path.expanduser(place)))
-    steps = job.checkpoint.every_steps or max(1, round((job.checkpoint.every_s or _USUAL_S) / step_s))
+    place = shlex.quote(checkpoint_place(job, folder, "megatron"))
+    steps = steps_between_checkpoints(job, step_s)
     return [f"--save {place}", f"--load {place}", f"--save-interval {steps}"]

@@ -7,6 +7,7 @@ from shardwright.config.batch import BatchSpec
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import both, say
+from shardwright.interchange.learning_rates import lowest_rate, lowest_ratio
 from shardwright.interchange.reading.setting_notes import (
     counted_as_adamw,
     falls_as_cosine,
@@ -282,7 +283,7 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
     if not rate:
         rate = 1e-4
         settings.note(taken_rate("1e-4"))
-    fields |= {"optimizer.learning_rate": rate, "optimizer.min_learning_rate_ratio": min(1.0, least / rate)}
+    fields |= {"optimizer.learning_rate": rate, "optimizer.min_learning_rate_ratio": lowest_ratio(rate, least)}
     if style == "wsd":
         shape = settings.text("lr-wsd-decay-style", "exponential").lower()
         fields["optimizer.decay_shape"] = _DECAYS.get(shape, "linear")
@@ -296,7 +297,7 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
 def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer = job.optimizer
     settings["lr"] = optimizer.learning_rate
-    settings["min-lr"] = optimizer.learning_rate * optimizer.min_learning_rate_ratio
+    settings["min-lr"] = lowest_rate(optimizer.learning_rate, optimizer.min_learning_rate_ratio)
     if style := word_for(optimizer.schedule, _STYLES):
         settings["lr-decay-style"] = style.replace("wsd", "WSD")
     if optimizer.schedule == "wsd" and (shape := word_for(optimizer.decay_shape, _DECAYS)):

@@ -13,6 +13,7 @@ from shardwright.config.phrase import say
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program
+from shardwright.interchange.learning_rates import lowest_rate, lowest_ratio
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
@@ -254,7 +255,7 @@ def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
 def _read_rate(settings: Settings, fields: Flat) -> None:
     rate = fields["optimizer.learning_rate"]
     least = settings.number(_RATE + "min_decay_lr", 0.0)
-    fields["optimizer.min_learning_rate_ratio"] = min(1.0, least / rate) if rate else 0.0
+    fields["optimizer.min_learning_rate_ratio"] = lowest_ratio(rate, least) if rate else 0.0
     style = settings.text(_RATE + "lr_decay_style", "linear")
     fields["optimizer.schedule"] = _STYLES.get(style, "linear")
     if style not in _STYLES or style == "1-sqrt":
@@ -276,7 +277,7 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
 def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer = job.optimizer
     settings |= {_RATE + "lr_warmup_style": "linear", _RATE + "lr_warmup_steps": optimizer.warmup_steps}
-    settings[_RATE + "min_decay_lr"] = optimizer.learning_rate * optimizer.min_learning_rate_ratio
+    settings[_RATE + "min_decay_lr"] = lowest_rate(optimizer.learning_rate, optimizer.min_learning_rate_ratio)
     settings[_RATE + "lr_decay_style"] = optimizer.schedule if optimizer.schedule in _STYLES else None
 
 

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.base import shortened
+from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
@@ -24,9 +25,12 @@ from shardwright.interchange.system import System
 from shardwright.interchange.systems import megatron
 from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
 from shardwright.interchange.systems.megatron_names import arguments_of, flags_of
+from shardwright.interchange.systems.torchtitan_releases import read_settings
+from shardwright.interchange.systems.torchtitan_toml import IN_TOML
 from shardwright.interchange.training_programs import program_fault
 
-LIBRARY = ("primus/configs/models/megatron", "primus/configs/modules/megatron")
+FRAMEWORKS = ("megatron", "torchtitan")
+LIBRARY = tuple(f"primus/configs/{kind}/{framework}" for framework in FRAMEWORKS for kind in ("models", "modules"))
 _BASES = ("language_model.yaml", "primus_megatron_model.yaml")  # all arguments with Megatron-LM's defaults
 _BASES_KEYS = ("extends", "bases", "includes")  # of a file that begins from others; the later two are older names
 _MOST_LEVELS = 8
@@ -62,13 +66,20 @@ SIGNS = (FileSigns((("modules.pre_trainer",), ("work_group", "user_name", "exp_n
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read an experiment; `texts` has it first. Raises ShellFault."""
-    trainer = _trainer(*next(iter(texts.items())))
+    framework, trainer = _trainer(*next(iter(texts.items())))
+    others = {*FRAMEWORKS} - {framework}
+    library = {
+        path.name: text
+        for path, text in ((PurePath(name), text) for name, text in [*texts.items()][1:])
+        if path.parent.name not in others
+    }
+    if framework == "torchtitan":
+        return _read_torchtitan(trainer, library, asked)
     settings = Settings(overrides=asked.fields)
-    library = {PurePath(name).name: text for name, text in [*texts.items()][1:]}
     arguments: dict[str, Any] = {}
     defaults: set[str] = set()
     for key in ("config", "model"):
-        for name, values in _chain(str(_value(trainer.get(key, ""))), library, 0):
+        for name, values in _chain(str(_value(trainer.get(key, ""))), library, _BUILT_IN):
             arguments |= values
             defaults = defaults | values.keys() if key == "config" or name in _BASES else defaults - values.keys()
     own = trainer.get("overrides")
@@ -103,6 +114,38 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     return read_result(fields, settings, asked, (0, 0), "primus")
 
 
+def _read_torchtitan(trainer: Mapping[str, Any], library: Mapping[str, str], asked: Asked) -> ReadResult:
+    """Read a trainer with the sections of torchtitan's TOML, and one of AMD's own kernels."""
+    flat: dict[str, Any] = {}
+    for key in ("config", "model"):
+        for _, values in _chain(str(_value(trainer.get(key, ""))), library, {}):
+            flat |= flat_keys(values)
+    own = trainer.get("overrides")
+    flat |= flat_keys(own if isinstance(own, dict) else {})
+    settings = Settings(
+        {name: _value(value) for name, value in flat.items() if value is not None}, overrides=asked.fields
+    )
+    settings.ignore(*(name for name in flat if name.endswith("sink_level") or name in _OF_KERNELS))
+    if not settings.flag(_OF_EXPERTS) or not settings.flag("primus_turbo.enable_primus_turbo"):
+        settings.ignore("primus_turbo.use_moe_fp8")  # of these kernels
+    converters = settings.given.get("model.converters")
+    if isinstance(converters, list):
+        settings.given["model.converters"] = [name for name in converters if name != "primus_turbo"]
+    settings.note(say("kernels are torchtitan's here, and AMD's there (primus_turbo)"))
+    return read_settings(settings, IN_TOML, asked, 0, 0)
+
+
+_OF_EXPERTS = "primus_turbo.use_turbo_grouped_mm"
+# Settings of primus_turbo: which kernels compute what other settings say.
+_OF_KERNELS = tuple(
+    f"primus_turbo.{name}"
+    for name in (
+        *("enable_primus_turbo", "use_turbo_attention", "use_classic_attention", "use_turbo_async_tp"),
+        *("use_turbo_mx_linear", "use_turbo_float8_linear", "use_turbo_grouped_mm", "enable_embedding_autocast"),
+    )
+)
+
+
 def _recomputed(layer_ids: Any, layers: int, settings: Settings) -> Flat:
     """The plan that computes the layers of some numbers again; those from `layers` on are MTP layers."""
     words = layer_ids if isinstance(layer_ids, list) else str(layer_ids).split(",")
@@ -115,8 +158,8 @@ def _recomputed(layer_ids: Any, layers: int, settings: Settings) -> Flat:
     return {"plan.recompute": "layers", "plan.recompute_layers": policies}
 
 
-def _trainer(name: str, text: str) -> dict[str, Any]:
-    """The module that trains. Raises ShellFault."""
+def _trainer(name: str, text: str) -> tuple[str, dict[str, Any]]:
+    """The framework of the module that trains, and the module. Raises ShellFault."""
     modules = read_data(name, text).get("modules")
     modules = modules if isinstance(modules, dict) else {}
     trainers = [module for key, module in modules.items() if "trainer" in str(key) and isinstance(module, dict)]
@@ -129,20 +172,24 @@ def _trainer(name: str, text: str) -> dict[str, Any]:
             )
         )
     framework = str(trainers[0].get("framework", "")).rstrip(".")
-    if framework != "megatron":
+    if framework not in FRAMEWORKS:
         raise ShellFault(
             say(
-                "{file} trains with {framework}, and experiments of Primus are read for megatron; name one of these, "
-                "or that program's own configuration",
+                "{file} trains with {framework}, and experiments of Primus are read for {frameworks}; name one of "
+                "these, or that program's own configuration",
                 file=name,
                 framework=shortened(framework, 40),
+                frameworks=FRAMEWORKS,
             )
         )
-    return trainers[0]
+    return framework, trainers[0]
 
 
-def _chain(name: str, library: Mapping[str, str], level: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The files that a file begins from, and itself, each with its values. Raises ShellFault if one is missing."""
+def _chain(
+    name: str, library: Mapping[str, str], built_in: Mapping[str, Mapping[str, Any]], level: int = 0
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The files that a file begins from, and itself, each with its values; `built_in` has those of files that need not
+    be there. Raises ShellFault if another one is missing."""
     if level > _MOST_LEVELS:
         raise ShellFault(
             say(
@@ -155,8 +202,8 @@ def _chain(name: str, library: Mapping[str, str], level: int) -> Iterator[tuple[
     if file not in library:
         if file == "module_base.yaml":  # where logs go
             return
-        if file in _BUILT_IN:
-            yield file, dict(_BUILT_IN[file])
+        if file in built_in:
+            yield file, dict(built_in[file])
             return
         raise ShellFault(
             say(
@@ -169,7 +216,7 @@ def _chain(name: str, library: Mapping[str, str], level: int) -> Iterator[tuple[
     values = read_data(file, library[file])
     bases = [values.pop(key, None) or [] for key in _BASES_KEYS]
     for base in [base for listed in bases for base in (listed if isinstance(listed, list) else [listed])]:
-        yield from _chain(str(base), library, level + 1)
+        yield from _chain(str(base), library, built_in, level + 1)
     yield file, {key: _value(value) for key, value in values.items()}
 
 

@@ -5,7 +5,7 @@ The command line names the configuration function, and has flags that override i
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from shardwright.config.job import JobSpec
@@ -19,11 +19,12 @@ from shardwright.interchange.reading.script_text import script_text
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.system import System
+from shardwright.interchange.system import RunFiles, System
 from shardwright.interchange.systems import torchtitan_toml
 from shardwright.interchange.systems.torchtitan_config import MAKERS, UNEXPANDED_FUNCTIONS, config_of, tell_unread
-from shardwright.interchange.systems.torchtitan_python import FUNCTION, python_text
+from shardwright.interchange.systems.torchtitan_python import FUNCTION, python_text, python_value
 from shardwright.interchange.systems.torchtitan_releases import FLAVORS, IN_PYTHON, read_settings
+from shardwright.interchange.systems.torchtitan_run import RunLines, run_lines
 from shardwright.interchange.systems.torchtitan_table import PARTS
 
 SIGNS = (FileSigns(commands=(r"torchtitan",)),)
@@ -129,10 +130,19 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
 
 def write(job: JobSpec) -> dict[str, str]:
     """The launch script and the Python file with its configuration function, by file name."""
+    return _files(job, None)
+
+
+def write_to_run(job: JobSpec, folder: Path, step_s: float) -> dict[str, str]:
+    """The launch script and the Python file of a job with its data and with checkpoints. Raises PlanError."""
+    return _files(job, run_lines(job, folder, step_s, python_value))
+
+
+def _files(job: JobSpec, run: RunLines | None) -> dict[str, str]:
     words = [f"--module {_WRITTEN_MODULE}", f"--config {FUNCTION}"]
     exports = {"PYTHONPATH": '"${0%/*}:${PYTHONPATH:-}"'}
     script = script_text(job, "torchtitan", f"-m {program('torchtitan')}", {"CONFIG": words}, exports)
-    return {"run.sh": script, f"{_WRITTEN_MODULE}.py": python_text(job, IN_PYTHON.written(job))}
+    return {"run.sh": script, f"{_WRITTEN_MODULE}.py": python_text(job, IN_PYTHON.written(job), run)}
 
 
 _WORDS = {"True": True, "False": False, "None": None}
@@ -196,4 +206,5 @@ FACTS = System(
     variables=(CONFIG,),
     signs=SIGNS,
     takes=(),
+    run_files=RunFiles(program("torchtitan").replace(".", "/") + ".py", write_to_run),
 )

@@ -2,12 +2,14 @@
 
 import json
 import keyword
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.interchange.systems.torchtitan_config import CLASSES, POLICIES
 from shardwright.interchange.systems.torchtitan_releases import IN_PYTHON
+from shardwright.interchange.systems.torchtitan_run import RunLines
 
 FUNCTION = "job"
 _IMPORTS = {
@@ -28,10 +30,16 @@ _IMPORTS = {
     "Trainer": "torchtitan.trainer",
 }
 _SECTIONS = ("training", "parallelism", "lr_scheduler")
+_PLACEHOLDERS = (
+    "# Data and tokenizer stand for yours.",
+    'hf_assets_path="./assets/hf",',
+    'dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),',
+)
 
 
-def python_text(job: JobSpec, settings: Mapping[str, Any]) -> str:
-    """The text of a file with one function, for settings under the names of the table."""
+def python_text(job: JobSpec, settings: Mapping[str, Any], run: RunLines | None = None) -> str:
+    """The text of a file with one function, for settings under the names of the table. `run` has the data and the
+    checkpoints; without it others stand for them."""
     optimizer = _with_prefix(settings, "optimizer.")
     fields = {name: value for name, value in settings.items() if name not in IN_PYTHON.spelled}
     sections = {section: _with_prefix(fields, f"{section}.") for section in _SECTIONS}
@@ -39,8 +47,7 @@ def python_text(job: JobSpec, settings: Mapping[str, Any]) -> str:
     lines += ["return Trainer.Config(", *(["    model_spec=model_spec,"] if lines else [])]
     loss = "CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec))"
     lines += [f"    loss=ChunkedLossWrapper.Config(loss_fn={loss}),"]
-    lines += ["    # Data and tokenizer stand for yours.", '    hf_assets_path="./assets/hf",']
-    lines += ['    dataloader=HuggingFaceTextDataLoader.Config(dataset="c4"),']
+    lines += [f"    {line}" for line in (run.arguments if run else _PLACEHOLDERS)]
     lines += [f"    {line}" for line in _optimizer_lines(optimizer)]
     for section in _SECTIONS:
         if sections[section]:
@@ -51,18 +58,21 @@ def python_text(job: JobSpec, settings: Mapping[str, Any]) -> str:
     body = [f"def {FUNCTION}() -> Trainer.Config:", *(f"    {line}" for line in [*lines, ")"])]
     name = " ".join(job.name.split()).replace("\\", "/").replace('"', "'")
     heading = f'"""{name}, for torchtitan 0.3, written by shardwright. It takes {job.plan.world} GPUs."""'
-    return "\n".join([heading, "", *_import_lines("\n".join(body), settings), "", "", *body]) + "\n"
+    if run:
+        body = [*run.statements, "", "", *body]
+    imports = _import_lines("\n".join(body), settings, {**_IMPORTS, **(run.imports if run else {})})
+    return "\n".join([heading, "", *imports, "", "", *body]) + "\n"
 
 
 def _with_prefix(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
 
 
-def _import_lines(body: str, settings: Mapping[str, Any]) -> list[str]:
-    """The import lines for the names that the body uses."""
+def _import_lines(body: str, settings: Mapping[str, Any], known: Mapping[str, str]) -> list[str]:
+    """The import lines for the names that the body uses, of those whose modules are known."""
     modules: dict[str, list[str]] = {}
-    for name, module in _IMPORTS.items():
-        if name in body:
+    for name, module in known.items():
+        if re.search(rf"\b{name}\b", body):
             modules.setdefault(module, []).append(name)
     if "model.name" in settings:
         modules[f"torchtitan.models.{settings['model.name']}"] = ["model_registry"]
@@ -70,12 +80,12 @@ def _import_lines(body: str, settings: Mapping[str, Any]) -> list[str]:
 
 
 def _model_lines(settings: Mapping[str, Any]) -> list[str]:
-    words = [_value(settings.get("model.flavor", ""))]
+    words = [python_value(settings.get("model.flavor", ""))]
     backend = settings.get("parallelism.expert_parallel_comm_backend")
-    words += [f"moe_comm_backend={_value(backend)}"] if backend else []
+    words += [f"moe_comm_backend={python_value(backend)}"] if backend else []
     if "model.converters" in settings:
         recipe = settings.get("quantize.linear.float8.recipe_name")
-        inner = [f"recipe_name={_value(recipe)}"] if recipe else []
+        inner = [f"recipe_name={python_value(recipe)}"] if recipe else []
         words.append(f"converters=[Float8LinearConverter.Config({', '.join([*inner, 'model_compile_enabled=True'])})]")
     return [f"model_spec = model_registry({', '.join(words)})"]
 
@@ -87,13 +97,13 @@ def _optimizer_lines(settings: dict[str, Any]) -> list[str]:
     kwargs = {"lr": settings.pop("lr"), "betas": (beta1, beta2), "eps": settings.pop("eps", 1e-8)} | settings
     if name == "AdamW" and not extra_arguments:
         return ["optimizer=default_adamw(", *_arguments(kwargs, 4), "),"]
-    inner = ", ".join(f"{_value(key)}: {_value(value)}" for key, value in kwargs.items())
+    inner = ", ".join(f"{python_value(key)}: {python_value(value)}" for key, value in kwargs.items())
     return [
         "optimizer=OptimizersContainer.Config(",
         "    param_groups=[",
         "        ParamGroupConfig(",
         '            pattern=r".*",',
-        f"            optimizer_name={_value(name)},",
+        f"            optimizer_name={python_value(name)},",
         f"            optimizer_kwargs={{{inner}}},",
         "        )",
         "    ],",
@@ -104,14 +114,14 @@ def _optimizer_lines(settings: dict[str, Any]) -> list[str]:
 
 def _arguments(values: Mapping[str, Any], indent: int) -> list[str]:
     assert not any(keyword.iskeyword(name) for name in values)
-    return [f"{' ' * indent}{name}={_value(value)}," for name, value in values.items()]
+    return [f"{' ' * indent}{name}={python_value(value)}," for name, value in values.items()]
 
 
-def _value(value: Any) -> str:
+def python_value(value: Any) -> str:
     """A value as Python source."""
     if isinstance(value, str):
         return json.dumps(value)
     if isinstance(value, (list, tuple)):
-        inner = ", ".join(map(_value, value))
+        inner = ", ".join(map(python_value, value))
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
     return repr(value)

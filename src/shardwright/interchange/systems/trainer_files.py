@@ -14,7 +14,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.launcher import Launched, overwritten_names
+from shardwright.interchange.launcher import Launched, left_out, left_out_note, overwritten_names
 from shardwright.interchange.named_model import is_model
 from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
@@ -87,7 +87,9 @@ class TrainerFile:
         }
         command = trainer_command(scripts, asked, data, self.signs) if scripts else None
         written = command.written if command else {}
-        data = {name: keys for name, keys in data.items() if name not in overwritten_names(data, written)}
+        others = left_out({name: texts[name] for name in data}, command) if command else []
+        apart = {*others, *overwritten_names(data, written)}
+        data = {name: keys for name, keys in data.items() if name not in apart}
         data |= {name: read_data(name, text) for name, text in written.items() if name.lower().endswith(_DATA)}
         model = next((keys for keys in data.values() if is_model(keys)), None)
         options = {name: keys for name, keys in data.items() if not (is_model(keys) or _is_fsdp_file(keys))}
@@ -116,7 +118,7 @@ class TrainerFile:
             model,
             command,
             faults,
-            (*self._notes(merged, given, bool(engine) or bool(told)), *told),
+            (*self._notes(merged, given, bool(engine) or bool(told)), *told, *map(left_out_note, others)),
             {self.renamed.get(name, f"--{name}"): name for name in merged},
         )
         is_deepspeed = any(deepspeed.is_own(keys) and "distributed_type" not in keys for keys in engine.values())

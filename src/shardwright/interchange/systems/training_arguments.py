@@ -16,6 +16,8 @@ from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import (
     Launched,
     find_training_command,
+    left_out,
+    left_out_note,
     missing_ranks,
     overwritten_names,
     overwritten_note,
@@ -135,6 +137,8 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
         given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
         given |= length_of_samples(command.program, given)
         given = with_adapters_by_name(command.program, without_negations(given))
+    others = left_out(texts, command) if command else []
+    texts = {name: text for name, text in texts.items() if name not in others}
     of_command = dict(given)  # a command line is said over the files that it names
     written = command.written if command else {}
     overwritten = overwritten_names(files, written)
@@ -169,7 +173,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
         model,
         command,
         tuple(faults),
-        (*map(overwritten_note, overwritten), *notes),
+        (*map(overwritten_note, overwritten), *map(left_out_note, others), *notes),
     )
 
 

@@ -190,14 +190,14 @@ class ModuleStage(ShardedStage):
         """Wait until all sums of the step are complete, after its backwards. RunError if there were fewer backwards
         than a step has."""
         if self._num_passes != self.passes_of_step:
-            raise RunError(
-                say(
-                    "step() after {backwards}, and a step is to have {passes_of_step}; give shard(..., accumulate=) "
-                    "as many as there are",
-                    backwards=counted_phrase(self._num_passes, "backward"),
-                    passes_of_step=self.passes_of_step,
-                )
+            count = say(
+                "step() after {backwards}, and a step is to have {passes_of_step}",
+                backwards=counted_phrase(self._num_passes, "backward"),
+                passes_of_step=self.passes_of_step,
             )
+            if not self._num_passes:
+                raise RunError(say("{count}; call loss.backward() before, or model.backward(loss)", count=count))
+            raise RunError(say("{count}; give shard(..., accumulate=) as many as there are", count=count))
         self._release_all()
         self.wait()
 

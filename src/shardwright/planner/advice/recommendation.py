@@ -26,7 +26,7 @@ from shardwright.planner.advice.confidence import DIFFERENCES, RatioSpread, diff
 from shardwright.planner.advice.hosted_look import HostedLook
 from shardwright.planner.advice.priced_plan import PricedPlan, priced, searched_schedules
 from shardwright.planner.advice.reasons import faster_adjacent, reasons
-from shardwright.planner.advice.repair import misfit
+from shardwright.planner.advice.repair import Limits, misfit
 from shardwright.planner.advice.rules import rules_for
 from shardwright.planner.advice.simplicity import Simplicity, simplicity
 from shardwright.planner.search.constraints import Constraints
@@ -370,4 +370,4 @@ def _own_plan(job: JobSpec, constraints: Constraints, constants: Constants, time
     (plan,) = priced([job], constants)
     memo = times.memo if times else Memo()
     place = standing(job, plan.closed_token_s, constraints, constants, memo=memo)
-    return OwnPlan(plan, place, misfit(job, searched_schedules(constraints), constants))
+    return OwnPlan(plan, place, misfit(job, searched_schedules(constraints), constants, Limits(constraints.among)))

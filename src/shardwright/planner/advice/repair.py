@@ -6,9 +6,10 @@ one more.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.cluster_facts import host_room_bytes, node_devices
@@ -32,6 +33,7 @@ from shardwright.simulate.closed_form import step_time
 _SLOWEST = 4.0  # times the step of the plan that does not fit: slower plans are no repair
 _SLOW = 1.1  # times that step: worth a search through all plans
 _SHOWN = 4
+_LOOKED_AT = 8  # plans of a search of which some may not be admitted
 # Fields that change together, by the name that is shown: a degree changes the number of replicas, and tp the fields
 # about its ranks.
 _CHANGES: dict[str, tuple[str, ...]] = {
@@ -61,6 +63,18 @@ class Near:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Limits of the plans that may be proposed: the values that fields may have, beside those that are kept, and a test
+    of a whole plan; none by default."""
+
+    among: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    admit: Callable[[JobSpec], bool] = lambda job: True
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
 class Misfit:
     """The excess of a plan that does not fit: the number of ranks that need too much, the rank that needs most, its
     memory and its excess; and plans that fit.
@@ -77,7 +91,7 @@ class Misfit:
     nearest: list[Near]
 
 
-def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> Misfit | None:
+def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants, limits: Limits = NO_LIMITS) -> Misfit | None:
     """The excess of a plan, and plans that fit; None if the plan itself fits."""
     room = room_bytes(job)
     ranks = job_memories(job, constants)
@@ -90,12 +104,18 @@ def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> Mi
     if max(excess, host_excess) <= 0:
         return None
     too_large = sum(not fits(job, memory, room) for memory in ranks)
-    nearest = nearest_that_fit(job, schedules, constants, _SHOWN)
+    nearest = nearest_that_fit(job, schedules, constants, _SHOWN, limits=limits)
     return Misfit(fullest_rank, too_large, ranks[fullest_rank], excess, host_excess_bytes=host_excess, nearest=nearest)
 
 
 def nearest_that_fit(
-    job: JobSpec, schedules: tuple[str, ...], constants: Constants, num_shown: int, *, with_fastest: bool = False
+    job: JobSpec,
+    schedules: tuple[str, ...],
+    constants: Constants,
+    num_shown: int,
+    *,
+    with_fastest: bool = False,
+    limits: Limits = NO_LIMITS,
 ) -> list[Near]:
     """The plans that fit with the fewest changes, fastest first; without plans that are much slower than the job's
     own. `with_fastest`: if plans with one change are fewer than `num_shown`, or slow, the fastest of all is among them.
@@ -108,8 +128,11 @@ def nearest_that_fit(
     def fastest(names: Iterable[str], count: int, most_token_s: float) -> list[SimulatedPlan]:
         free = {field for name in names for field in _CHANGES[name]}
         kept = {field: value for field, value in plan_fields.items() if field not in free}
-        plans = _fastest(job, Constraints(kept, among={"schedule": schedules}), constants, memo, count, most_token_s)
-        return [plan for plan in plans if float(plan.time.total) <= most_s]
+        among = {name: had for name, had in limits.among.items() if name not in kept}
+        among["schedule"] = tuple(name for name in schedules if name in among.get("schedule", schedules))
+        looked_at = count if limits is NO_LIMITS else max(count, _LOOKED_AT)
+        plans = _fastest(job, Constraints(kept, among=among), constants, memo, looked_at, most_token_s)
+        return [plan for plan in plans if float(plan.time.total) <= most_s and limits.admit(plan.job)][:count]
 
     def with_changes(number: int) -> list[SimulatedPlan]:
         """The fastest plan of each choice of fields, but of plans that are slower than `num_shown` others not all."""

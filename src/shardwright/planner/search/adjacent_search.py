@@ -114,21 +114,32 @@ class AdjacentSearch:
         self.paying_layouts: dict[str, JobSpec | None] = {}
         self._recorded: tuple[JobSpec, bool] | None = None  # the best plan that was told last, and if it may not fit
 
-    def improve(self, kinds: Sequence[KindPlans], effort: Effort, to_judge: Sequence[JobSpec] = ()) -> None:
+    def improve(
+        self,
+        kinds: Sequence[KindPlans],
+        effort: Effort,
+        to_judge: Sequence[JobSpec] = (),
+        *,
+        efforts_of_first: Sequence[Effort] = (),
+    ) -> None:
         """Improve each kind: add the plans adjacent to its fastest plan, until that fits and none of them is faster.
 
-        Kinds with the longest steps are searched only if they are among the first. While this process would wait for
-        its copies, it makes accounts of plans `to_judge`, which are needed later.
+        Kinds with the longest steps are searched only if they are among the first. The first kind is improved before
+        the others, with `efforts_of_first` beside `effort`, so that the plan that leads is told early. While this
+        process would wait for its copies, it makes accounts of plans `to_judge`, which are needed later.
         """
         open_kinds = [
             kind
             for number, kind in enumerate(kinds)
             if number < LONG_STEP_KINDS or num_actions(kind.best.job) <= _LONGEST_STEP
         ]
+        first, others = open_kinds[:1], open_kinds[1:]
         count = min(num_processes(), max(1, len(open_kinds)))
-        first_share, *shares = [open_kinds[number::count] for number in range(count)]
+        *shares, own_share = [others[number::count] for number in range(count)]
         with forked_copies(partial(self._improved, effort=effort), [[share] for share in shares]) as copies:
-            self._improve(first_share, effort, kinds)
+            for effort_of_first in (effort, *efforts_of_first):
+                self._improve(first, effort_of_first, kinds)
+            self._improve(own_share, effort, kinds)
             for job in to_judge:
                 if all(copy.has_sent() for copy in copies):
                     break

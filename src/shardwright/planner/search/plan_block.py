@@ -123,6 +123,8 @@ class PlanBlock:
         row["offload_optimizer"] = float(row["offload_optimizer"])
         row["order"] = str(ORDERS[row["order"]])
         row["schedule"] = SCHEDULES.names[self.schedule[index]]
+        if row["cp"] == 1:  # no ranks share a sequence, so that the method has no effect
+            row["cp_method"] = job.plan.cp_method
         plan = PlanSpec.model_validate(carried | self.variant.fields() | row)
         return job.model_copy(
             update={

@@ -102,7 +102,7 @@ class SimulatedPlans:
         if chosen and self._on_first is not None:
             self._on_first(chosen[0][1].best.token_s)
         tell(Phase.SIMULATING, 0.45)
-        self._search.improve(_that_may_win(kinds_shown), QUICK)
+        self._search.improve(_that_may_win(kinds_shown), QUICK, efforts_of_first=[THOROUGH])
         tell(Phase.SIMULATING, 0.7)
         thorough_kinds = [
             kind

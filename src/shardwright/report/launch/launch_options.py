@@ -17,8 +17,11 @@ _LAUNCHERS_OF_OPTION: dict[str, tuple[Launcher, ...]] = {
     "claim": ("kubernetes",),
     "first_node": ("torchrun",),
 }
-# The time limits that Slurm takes, except for the forms without minutes or seconds.
-_TIME = re.compile(r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,4}):(?P<minutes>\d\d):(?P<seconds>\d\d)|(?P<alone>\d{1,7})")
+# The time limits that Slurm takes, but "04:00", which it takes for 4 minutes.
+_TIME = re.compile(
+    r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,4}):(?P<minutes>\d\d):(?P<seconds>\d\d)|(?P<alone>\d{1,7})"
+    r"|(?P<whole_days>\d{1,4})-(?P<day_hours>\d{1,2})(?::(?P<day_minutes>\d\d))?"
+)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 _ACCOUNT = re.compile(r"[A-Za-z0-9_.,+-]{1,128}")
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -54,6 +57,9 @@ class LaunchOptions:
             return 0
         if match["alone"]:
             return 60 * int(match["alone"])
+        if match["whole_days"]:
+            minutes = 60 * int(match["day_hours"]) + int(match["day_minutes"] or 0)
+            return 86400 * int(match["whole_days"]) + 60 * minutes
         return 86400 * int(match["days"] or 0) + 3600 * int(match["hours"]) + 60 * int(match["minutes"]) + int(match[4])
 
     def faults(self) -> list[str]:

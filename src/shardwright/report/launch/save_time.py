@@ -15,10 +15,10 @@ from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
+from shardwright.config.run_file_names import METRICS
 from shardwright.config.units import seconds_text
 from shardwright.config.user_file import FileFault, open_file
 from shardwright.planner.own_plan import Estimate
-from shardwright.train.run_files import METRICS
 
 LEAVING_S = 30.0  # to end communicators and processes
 _TAIL_BYTES, _MOST_STEPS, _MOST_SAVES = 2**20, 20, 5

@@ -90,6 +90,7 @@ def slurm_script(launch: Launch) -> str:
         *(f"export {name}={shlex.quote(value)}" for name, value in launch.links.variables.items()),
         *(f"# export {unset.variable}={unset.value}  # {unset.meaning}" for unset in launch.links.placeholders),
         "",
+        *([] if launch.options.image else ["# python is that of the environment from which sbatch is called."]),
         f"train=({train})",
     ]
     if launch.options.image and (folders := folders_written(launch.job)):

@@ -1,13 +1,14 @@
 // The answer of a command, as its --json has it, on a page: parts that a component of the planning page shows as it does
 // there, and all others as lists and tables. Units are told by the ends of names: _s, _bytes, usd.
 import { byId, element, fill, table } from "./dom.js";
+import { flowing } from "./flowing.js";
 import { showMemory } from "./memory_view.js";
 import { showMoney } from "./money_view.js";
 import { say } from "./say.js";
 import { showStep } from "./step_view.js";
 import { bytesText, countText, dollarsText, memoryText, rounded, secondsText, shareText } from "./units.js";
 
-const { answer, text: printed, words, fields, names } = JSON.parse(byId("data").textContent);
+const { answer, text: printed, lines, words, fields, names } = JSON.parse(byId("data").textContent);
 const MOST_COLUMNS = 14;
 const MOST_CHARS = 24;  // of a figure at the top
 const PLAN = /(^|\.)plan\.(dp|tp|pp|cp|ep|microbatch_size|schedule|zero|recompute)$/;
@@ -25,7 +26,7 @@ if (Array.isArray(shown.memory) && shown.memory[0]?.total_bytes) {
 if (shown.money?.run && shown.gaps) take("money", ["money", "goodput", "gaps"], (value) => showMoney(value, null));
 if (printed) {
   byId("printed").hidden = false;
-  fill("printed", "", element("pre", { tabindex: "0", class: "printed" }, printed));
+  fill("printed", "", element("pre", { tabindex: "0", class: "printed" }, printed), element("div", { class: "flowing" }, flowing(lines || printed)));
 }
 showFigures();
 for (const [key, value] of Object.entries(shown)) if (!isList && (value === null || value.length === 0)) delete shown[key];

@@ -22,8 +22,8 @@ export function showHeadline(list, answer, beside) {
       shown.push(element("dd", { class: "beside" }, TEXTS.headline.offered(memoryText(answer.memory.offered_bytes))));
     }
     if (other !== undefined) {
-      const change = value === undefined ? "" : changeText(value, other);
-      shown.push(element("dd", { class: "beside" }, element("span", {}, TEXTS.headline.beside(text === secondsText && value ? secondsText(other, value) : text(other))), change || TEXTS.headline.same));
+      const change = value === undefined ? "" : changeText(value, other) || TEXTS.headline.same;
+      shown.push(element("dd", { class: "beside" }, element("span", {}, TEXTS.headline.beside(text === secondsText && value ? secondsText(other, value) : text(other))), change));
     }
     return element("div", { class: name === "memory" ? fitClass(answer) : "" }, element("dt", {}, TEXTS.headline[name]), shown);
   }));

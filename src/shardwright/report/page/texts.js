@@ -56,6 +56,7 @@ export const TEXTS = {
     read: (values) => (values.system ? say("Read {names}, of {system}.", values) : say("Read {names}.", values)),
     saved: (names) => say("Saved {names}.", { names }),
     large: (values) => say("{names}: more than {most} bytes; drop smaller files", values),
+    nothing: say("No file was dropped; drop files, such as a config.json."),
     unread: (names) => say("{names} is not read, and the page stays as it is:", { names }),
     unsaved: say("Nothing is saved:"),
   },

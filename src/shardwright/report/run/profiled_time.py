@@ -19,8 +19,8 @@ from typing import Any
 
 from shardwright.config.base import error_text
 from shardwright.config.phrase import fixed, say
+from shardwright.config.run_file_names import PROFILE
 from shardwright.config.user_file import open_file
-from shardwright.train.run_files import PROFILE
 
 COMPUTING = ("products", "attention", "other operators")
 COMMUNICATION, OPTIMIZER, NOTHING = "communication", "optimizer", "no kernel runs"

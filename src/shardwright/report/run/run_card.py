@@ -20,10 +20,11 @@ from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.phrase import say
+from shardwright.config.run_file_names import CARD
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text, system_reason
 from shardwright.report.run.run_record import RunRecord
-from shardwright.train.run_files import CARD, write_anew
+from shardwright.train.run_files import write_anew
 
 FORMAT = 1
 _PACKAGES = ("torch", "numpy")

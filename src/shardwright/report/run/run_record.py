@@ -10,8 +10,8 @@ from typing import Any
 
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.phrase import of_data, say
+from shardwright.config.run_file_names import METRICS
 from shardwright.config.user_file import FileFault, open_file, system_reason
-from shardwright.train.run_files import METRICS
 
 _MOST_POINTS = 1200  # of a curve: more than a screen has pixels
 _WARMING = 2  # first steps of a run, which are slower than later ones

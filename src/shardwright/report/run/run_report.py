@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.phrase import ENGLISH, each, fixed, in_language, say
+from shardwright.config.run_file_names import REPORT
 from shardwright.report.expert_use import experts_picture, read_use, use_text
 from shardwright.report.page_document import main_of, page_document
 from shardwright.report.plan_parts import PARTS, Part, PredictedPlan, timeline_part
@@ -18,7 +19,7 @@ from shardwright.report.run.run_record import RunRecord, read_record
 from shardwright.report.step_cost import part_words
 from shardwright.report.timeline.step_drawing import step_drawing
 from shardwright.schedule.timing import Times
-from shardwright.train.run_files import REPORT, write_anew
+from shardwright.train.run_files import write_anew
 
 SECTIONS = (
     ("loss", say("Loss")),

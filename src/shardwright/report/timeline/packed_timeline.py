@@ -50,7 +50,7 @@ def packed_timeline(timeline: Timeline, colours: Colours) -> Packed:
         "makespan": timeline.makespan,
         "num_ranks": len(ranks),
         "lists": {
-            "busy": blocks.packed([row.worked for row in ranks], only_lasting=True),
+            "busy": blocks.packed([row.worked[row.ends[row.worked] > row.starts[row.worked]] for row in ranks]),
             "idle": {
                 "lengths": [len(rows.cause) for rows in waits],
                 "from": _column(_ticks(np.concatenate([rows.start for rows in waits]), tick)),
@@ -127,8 +127,8 @@ class _Blocks:
         self._drawn = np.full(len(self._labels.kinds), -1)  # the number on the page of each kind of the program
         self.kinds: list[list[list[Any]]] = []
 
-    def packed(self, which: Sequence[Array], only_lasting: bool = False) -> Packed:
-        """Some actions of each rank, given by index, as columns; of those `only_lasting` that take time."""
+    def packed(self, which: Sequence[Array]) -> Packed:
+        """Some actions of each rank, given by index, as columns."""
         labels, ranks = self._labels, self._timeline.ranks
         starts, ends = (
             np.concatenate([moments[indices] for moments, indices in zip(rows, which, strict=True)])
@@ -138,8 +138,6 @@ class _Blocks:
         lengths, firsts = np.diff(actions := step_actions(self._timeline.program).firsts), actions[:-1]
         step, index = np.divmod(np.concatenate(which), lengths[rank])
         action = firsts[rank] + index
-        if only_lasting:
-            step, action, rank, starts, ends = (column[ends > starts] for column in (step, action, rank, starts, ends))
         kind = labels.numbers[action]
         for number in np.flatnonzero(np.bincount(kind, minlength=len(self._drawn)) * (self._drawn < 0)).tolist():
             self._drawn[number] = len(self.kinds)

@@ -1,5 +1,6 @@
 // Files: those that are opened or dropped become the plan, and a plan is saved in any format.
 import { byId, element } from "./dom.js";
+import { showMessage } from "./messages.js";
 import { exportPlan, readFiles } from "./server.js";
 import { TEXTS } from "./texts.js";
 
@@ -15,7 +16,8 @@ export function takeFiles(open) {
   addEventListener("drop", (event) => {
     event.preventDefault();
     shade.hidden = true;
-    open([...event.dataTransfer.files]);
+    if (event.dataTransfer.files.length) open([...event.dataTransfer.files]);
+    else showMessage("bad", TEXTS.messages.nothing);
   });
 }
 

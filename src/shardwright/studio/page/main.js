@@ -154,7 +154,8 @@ function showPart(part, parts, notes) {
   if (part === "job") {
     setText(byId("words"), TEXTS.plan({ ...parts.job, ranks: wholeText(parts.job.ranks) }));
     if (document.title !== TEXTS.pageTitle(parts.job)) document.title = TEXTS.pageTitle(parts.job);
-    showNotes([...notes, ...parts.job.notes.filter((note) => !notes.includes(note))]);
+    const told = notes.flatMap((note) => note.lines || note);
+    showNotes([...notes, ...parts.job.notes.filter((note) => !told.includes(note))]);
   }
   if (part === "step") {
     showStep(parts.step, besideAnswer?.step, described.parts);
@@ -199,7 +200,7 @@ async function open(files) {
     page = { state, beside: page.beside };
     writeAddress(page);
     const read = TEXTS.messages.read({ names, system });
-    refresh([read, ...notes.split("\n").filter(Boolean)]);
+    refresh([read, ...notes]);
   } catch (error) {
     showFaults(error.faults || [error.message], error.wayOut, TEXTS.messages.unread(names));
   }

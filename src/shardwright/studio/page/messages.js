@@ -8,8 +8,15 @@ export function showFaults(faults, wayOut = "", heading = TEXTS.messages.faults(
   show("bad", element("strong", {}, heading), element("ul", {}, items), wayOut && element("p", {}, wayOut));
 }
 
+// Notes are sentences, or groups { heading, lines, folded }.
 export function showNotes(notes) {
-  show("note", ...notes.map((note) => element("p", {}, sentence(note))));
+  show("note", ...notes.map((note) => (note.lines ? group(note) : element("p", {}, sentence(note)))));
+}
+
+function group({ heading, lines, folded }) {
+  if (!heading) return lines.map((line) => element("p", {}, sentence(line)));
+  const items = element("ul", {}, lines.map((line) => element("li", {}, line)));
+  return element("details", { open: !folded }, element("summary", {}, heading), items);
 }
 
 // A message that goes with the next change.
@@ -20,6 +27,6 @@ export function showMessage(kind, ...texts) {
 export const place = () => byId("messages");
 
 function show(kind, ...children) {
-  const message = children.length ? [element("div", { class: `message ${kind}` }, children)] : [];
+  const message = children.length ? [element("div", { class: `message ${kind}` }, ...children.flat())] : [];
   byId("messages").replaceChildren(...message);
 }

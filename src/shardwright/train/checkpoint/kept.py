@@ -15,6 +15,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
+from shardwright.config.run_file_names import CHECKPOINTS_BELOW, METRICS
 from shardwright.train.checkpoint.checked_blocks import CheckedFile, telling_of_damage
 from shardwright.train.checkpoint.manifest import (
     DATA_FILE,
@@ -39,7 +40,6 @@ from shardwright.train.checkpoint.manifest import (
 )
 from shardwright.train.checkpoint.storage import LocalStorage, Storage, open_storage, read_whole
 from shardwright.train.checkpoint.whole_tensors import check_kinds, whole_tensors
-from shardwright.train.run_files import CHECKPOINTS_BELOW, METRICS
 
 
 def place_of(job: JobSpec, folder: Path) -> str:

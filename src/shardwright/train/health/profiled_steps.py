@@ -12,8 +12,9 @@ import torch
 
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
+from shardwright.config.run_file_names import PROFILE
 from shardwright.train.launch.full_disk import telling_of_full_disk
-from shardwright.train.run_files import PROFILE, make_room
+from shardwright.train.run_files import make_room
 
 
 class ProfiledSteps:

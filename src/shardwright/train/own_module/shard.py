@@ -56,7 +56,7 @@ def shard(
     try:
         job = module_job(plan, optimizer, precision, num_ranks())
     except PlanError as error:
-        raise PlanError(SUBJECT, error.faults + faults) from None
+        raise PlanError(SUBJECT, error.faults + faults, error.way_out) from None
     checked_units = module_units(module, units) if not faults else None
     if checked_units is not None and zero_stage(job.plan) == 3:
         faults += compiled_faults(checked_units, module)
