@@ -244,6 +244,21 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     assert "1 of 3 rows predicted" in scored(str(path)).stdout
 
 
+def test_a_run_that_took_longer_than_its_range_is_told_where_to_look(tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+
+    def told(step_s: str) -> str:
+        row = TODAY | {"step_time_s": step_s}
+        table.write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+        return " ".join(scored(str(table)).stdout.split())
+
+    slow = told("50")
+    parts = re.search(r"mine-1 took longer than its range\. Its step was predicted to be (.*?)\. No prediction", slow)
+    assert parts and "computing" in parts[1]
+    assert 90 <= sum(map(int, re.findall(r"(\d+) %", parts[1]))) <= 101
+    assert "`shardwright learn troubleshooting`" in slow and "took longer" not in told("0.001")
+
+
 def test_a_table_without_a_measurement_is_refused_with_the_columns_that_have_one(tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
     unmeasured = {name: value for name, value in TODAY.items() if name not in ("step_time_s", "peak_mem_gb")}

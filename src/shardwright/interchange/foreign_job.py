@@ -25,11 +25,27 @@ from shardwright.interchange.named_scripts import script_texts
 from shardwright.interchange.reading.file_signs import CONFIGURATIONS, OWN
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.recognised import USUAL_PYTHON
 from shardwright.interchange.system import SourceSystem, system_of, system_of_keys
 from shardwright.interchange.training_programs import told_by_path
 from shardwright.interchange.wrapped_commands import with_scripts
 
 _MOST_FILES = 16
+
+
+def _python_faults(system: SourceSystem, paths: tuple[str, ...]) -> list[str]:
+    """The fault of a program in Python that stands alone, of a system that is not read from such; none for others."""
+    is_read = system.name == USUAL_PYTHON or any(signs.imports for signs in system.signs)
+    if is_read or len(paths) > 1 or PurePath(paths[0]).suffix.lower() != ".py":
+        return []
+    return [
+        say(
+            "{file} is a program in Python, and {system} is read from other files; name its configuration, or the "
+            "script that starts it with its options",
+            file=PurePath(paths[0]).name,
+            system=system.title,
+        )
+    ]
 
 
 def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> Imported:
@@ -49,7 +65,7 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
             texts[path] = text_of(Path(path))
         except (FileFault, OSError) as error:
             faults.append(_unreadable(error))
-    if faults:
+    if faults or (faults := _python_faults(system, paths)):
         raise PlanError(subject, faults)
     try:
         texts, held = with_scripts(texts)
