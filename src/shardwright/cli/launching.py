@@ -56,7 +56,7 @@ _LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
     "target",
     cls=SystemOption,
     is_written=True,
-    help="Slurm: run JOB with this software, such as megatron, and not with this runtime.",
+    help="Slurm: run JOB with this software, megatron or torchtitan, and not with this runtime.",
 )
 def launch(
     job: str, overrides: tuple[str, ...], as_json: bool, language: str, out: Path | None, **launch_fields: Any
