@@ -454,7 +454,7 @@ def test_the_file_of_another_system_is_told_with_the_commands_that_read_it(
             "as a job",
         ),
         ("train.log", "[rank0] iteration 10/ 100\n", "is no job; ", "`shardwright validate` compares a table"),
-        ("runs.csv", "id,layers\n1,2\n", "is no job; ", "`shardwright validate` compares a table"),
+        ("train.out", "step 1 of 2: 3 s\n", "is no job; ", "`shardwright validate` compares a table"),
         ("mine.yaml", "size: 8\n", "is no job, which is a TOML file", "say it as a job"),
     ],
 )
