@@ -454,7 +454,7 @@ def test_the_file_of_another_system_is_told_with_the_commands_that_read_it(
             "as a job",
         ),
         ("train.log", "[rank0] iteration 10/ 100\n", "is no job; ", "`shardwright validate` compares a table"),
-        ("train.out", "step 1 of 2: 3 s\n", "is no job; ", "`shardwright validate` compares a table"),
+        ("runs.csv", "id,layers\n1,2\n", "is no job; ", "`shardwright validate` compares a table"),
         ("mine.yaml", "size: 8\n", "is no job, which is a TOML file", "say it as a job"),
     ],
 )
@@ -748,6 +748,9 @@ def test_every_unknown_option_and_every_wrong_value_is_told(command: Callable[..
         ("plan llama3-70b --seq-length 4096", "write --set model.sequence=4096."),  # as Megatron-LM calls it
         ("plan llama3-70b --tensor-model-parallel-size 8", "write --keep plan.tp=8."),
         ("plan llama3-70b --batch 512", "which --set overrides and shardwright fields batch lists."),
+        ("train quickstart --resume", "the same command goes on from the newest checkpoint, and --fresh begins anew."),
+        ("train quickstart --epochs 3", "a run is as long as --set optimizer.steps=N."),
+        ("generate runs/mine Tell me", "did you mean --prompt 'Tell me'?"),
         ("plan llama3-70b 64 h100", "(64 h100); did you mean --devices 64 --device h100?"),
         ("plan Llama 70B --devices 64", "(70B); a name is one word; did you mean llama3-70b or llama2-70b?"),
         ("plan llama3-70b plan.tp=8", "(plan.tp=8); did you mean --keep plan.tp=8?"),
@@ -764,6 +767,23 @@ def test_words_that_are_meant_otherwise_are_told_how_to_say_it(
     status, out, err = command(*words.split())
     assert (status, out) == (2, "")
     assert way_out in " ".join(err.split())
+
+
+def test_a_file_of_data_is_no_job(command: Callable[..., tuple[object, str, str]]) -> None:
+    for name, content in (("chats.jsonl", b'{"messages": []}\n'), ("rows.parquet", b"PAR1\0\xff\0PAR1")):
+        Path(name).write_bytes(content)
+        status, _, err = command("train", name)
+        assert status == 2 and f"--set data.path={name}" in " ".join(err.split())
+
+
+def test_a_run_whose_name_is_nearly_there_is_proposed(command: Callable[..., tuple[object, str, str]]) -> None:
+    for folder in ("runs/finetune", "runs/finetuned-no-run", "elsewhere/pretrain"):
+        Path(folder).mkdir(parents=True)
+    for folder in ("runs/finetune", "elsewhere/pretrain"):
+        (Path(folder) / "metrics.jsonl").write_text("")
+    for typed, meant in (("runs/finetun", "runs/finetune"), ("finetune", "runs/finetune"), ("elsewhere/x/", "")):
+        status, _, err = command("checkpoint", "ls", typed)
+        assert status == 2 and (f"did you mean {meant}?" in err if meant else "name a run's folder" in err)
 
 
 @pytest.mark.parametrize(

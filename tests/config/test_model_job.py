@@ -39,6 +39,22 @@ def test_another_device_forgets_the_old_links_and_another_size_keeps_them() -> N
     assert NOTHING_ASKED.over(SELENE) == SELENE
 
 
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("cluster.nodes=7", r"7 x cluster.devices_per_node 8 are 56 devices, and --devices is 64"),
+        ("cluster.devices_per_node=4", r"8 x cluster.devices_per_node 4 are 32 .* say --devices-per-node 4"),
+    ],
+)
+def test_nodes_that_have_other_devices_than_are_asked_for_are_refused(override: str, fault: str) -> None:
+    with pytest.raises(PlanError, match=fault):
+        read_job("llama3-8b", [override], AskedCluster(64, "h100-sxm"))
+    both = ("cluster.nodes=16", "cluster.devices_per_node=4")
+    section = read_job("llama3-8b", both, AskedCluster(64, "h100-sxm")).fields["cluster"]
+    assert (section["nodes"], section["devices_per_node"]) == (16, 4)
+    assert read_job("llama3-8b", [override], AskedCluster(0, "h100-sxm"))
+
+
 def test_one_device_is_a_node_whatever_is_usual() -> None:
     assert AskedCluster(1, "rtx-4090").over({})["devices_per_node"] == 1
 

@@ -258,3 +258,11 @@ def test_sequences_of_a_device_may_have_the_shorter_name() -> None:
 def test_which_kernel_multiplies_experts_blocks_nothing() -> None:
     swift = "NPROC_PER_NODE=2 swift sft --model me/mine --tuner_type lora --lora_rank 8 --experts_impl grouped_mm "
     assert job_read(script(swift + "--max_length 512 --per_device_train_batch_size 1") | MODEL)[1].job.plan.dp == 2
+
+
+def test_a_vocabulary_that_is_not_padded_is_told_with_the_number_to_say() -> None:
+    texts = script(f"{MEGATRON} --tensor-model-parallel-size 2")
+    (told,) = [note for note in job_read(texts, "model.vocab=99574")[1].assumed if "model.vocab" in note]
+    padded = "no multiple of 128 x 2 tensor-parallel ranks = 256: Megatron-LM pads it to 99,584"
+    assert told == f"model.vocab 99,574 is {padded}, which is the number to say"
+    assert not [note for note in job_read(texts, "model.vocab=99584")[1].assumed if "model.vocab" in note]

@@ -238,6 +238,8 @@ def test_chats_from_files_to_samples(folder: Path, tmp_path: Path) -> None:
         packed, cut = files.described(10)
         assert packed.startswith(f"7 chats to train on are packed into {len(samples)} sequences, which they fill to ")
         assert cut.startswith("1 of these are longer than model.sequence 96 + 1 and cut at their ends, by ")
+        *_, often = files.described(30 * len(samples))
+        assert often.startswith("note: the run goes over these data 30 times, and may learn them by heart")
     assert np.array_equal(*results)
     everything = prepared(tmp_path / "a.jsonl", tmp_path, tokenizer=str(own), sequence=96, answers_only=False)
     whole = everything.train_samples().batch(0, len(samples))

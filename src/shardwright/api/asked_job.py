@@ -20,7 +20,6 @@ from shardwright.memory.budget import meet_budget
 from shardwright.schedule.job_program import plan_faults
 
 _OWN_SUFFIXES = (".toml", ".json", "")  # of files that may be jobs or models
-_DATA_SUFFIXES = (".jsonl", ".ndjson", ".txt", ".csv", ".parquet", ".arrow", ".bin", ".npy", ".gz", ".zst")
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ def _foreign_file(path: str) -> str:
 
     if not path_exists(path) or Path(path).is_dir():
         return ""
-    is_named_as_job = Path(path).suffix.lower() in (*_OWN_SUFFIXES, *_DATA_SUFFIXES)  # whose own faults are better
+    is_named_as_job = Path(path).suffix.lower() in _OWN_SUFFIXES
     try:
         system = system_name_of(path, read_text(Path(path), MIB, "configuration"))
     except UnknownSystem:

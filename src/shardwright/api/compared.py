@@ -11,10 +11,11 @@ from shardwright.api.shown import Shown
 from shardwright.config import catalog
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, error_text, together
-from shardwright.config.device_name import device_name
+from shardwright.config.cluster_facts import usual_node
+from shardwright.config.device_name import catalog_device, device_name
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job_file import read_fields
-from shardwright.config.phrase import ENGLISH, each, say
+from shardwright.config.phrase import ENGLISH, any_of, each, say
 from shardwright.config.progress_records import tell_part
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.search.objectives import Objective
@@ -122,7 +123,43 @@ def _offer_fault(name: str, match: re.Match[str] | None) -> str:
             device_name(match["device"])
     except KeyError as error:
         return say("--on {name}: {reason}", name=repr(name), reason=error_text(error))
-    return ""
+    return "" if match["nodes"] else _nodes_fault(name, match["device"], int(match["devices"]))
+
+
+def _nodes_fault(name: str, device: str, num_devices: int) -> str:
+    """The fault of devices that are not whole usual nodes; empty if they are."""
+    try:
+        size = usual_node(catalog_device(device))
+    except (KeyError, ValueError):  # of a file that is wrong, which is told with the job
+        return ""
+    if size and num_devices % min(size, num_devices) == 0:
+        return ""
+    if not size and num_devices == 1:
+        return ""
+    in_node = next(divisor for divisor in range(size or num_devices, 0, -1) if num_devices % divisor == 0)
+    example = say(
+        "--on {device}:{nodes}x{devices} (nodes of {devices})",
+        device=device,
+        nodes=num_devices // in_node,
+        devices=in_node,
+    )
+    if not size:
+        return say(
+            "--on {name}: nothing is known of the usual node of {device}; write the nodes, such as {example}",
+            name=repr(name),
+            device=device,
+            example=example,
+        )
+    return say(
+        "--on {name}: {devices:,} devices are not whole nodes of {size} ({devices} / {size} = {quotient:.2f}); use "
+        "{choices}, or write the nodes, such as {example}",
+        name=repr(name),
+        devices=num_devices,
+        size=size,
+        quotient=num_devices / size,
+        choices=any_of([f"{device}:{n * size}" for n in (num_devices // size, num_devices // size + 1)]),
+        example=example,
+    )
 
 
 def _offered(match: re.Match[str]) -> OfferedCluster:
@@ -154,9 +191,7 @@ def _jobs(
             faults += error.faults
             subject = error.subject
     if faults:
-        is_of_nodes = any("--devices-per-node" in fault for fault in faults)
-        way_out = say("2 nodes of 4 devices are --on h100-sxm:2x4") if is_of_nodes else ""
-        raise PlanError(subject, faults, way_out)
+        raise PlanError(subject, faults)
     return jobs
 
 

@@ -4,7 +4,7 @@ import gc
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,19 @@ Question = TypeVar("Question")  # a dataclass of options
 
 
 class BriefCommand(LocalizedCommand):
-    """A command whose --help shows its `brief` options and examples; --help-all shows every option."""
+    """A command whose --help shows its `brief` options and examples; --help-all shows every option. `unneeded` has
+    options that other programs have and it does not, each with a clause on what to do in its place."""
 
-    def __init__(self, *args: Any, brief: Sequence[str] = (), examples: Sequence[str] = (), **fields: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        brief: Sequence[str] = (),
+        examples: Sequence[str] = (),
+        unneeded: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> None:
         super().__init__(*args, **fields)
-        self.brief, self.examples = frozenset(brief), tuple(examples)
+        self.brief, self.examples, self.unneeded = frozenset(brief), tuple(examples), dict(unneeded or {})
         if brief:
             every = click.Option(["--help-all"], is_flag=True, help="Show all options and exit.", callback=_help_all)
             every.is_eager, every.expose_value = True, False

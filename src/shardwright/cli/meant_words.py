@@ -1,6 +1,7 @@
 """Ways out of words that a command does not take: options that are fields of a job, and arguments too many."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from itertools import chain
 
@@ -88,6 +89,8 @@ def _has(command: click.Command, option: str) -> bool:
 def too_many_words(command: click.Command, words: Sequence[str], extra: Sequence[str]) -> str | None:
     """The ways to say arguments that a command does not take, of all its words: as options, or as the name of a model;
     None if none is known."""
+    if _has(command, "--prompt") and not any(word == "--prompt" for word in words):
+        return say("did you mean {ways}?", ways=f"--prompt {shlex.quote(' '.join(extra))}")
     if any(word.partition("=")[0] == "--from" for word in words) and _has(command, "--with"):
         files = " ".join(f"--with {word}" for word in extra)
         return say("further files of --from stand behind --with: {ways}", ways=files)

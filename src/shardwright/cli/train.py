@@ -12,12 +12,19 @@ import click
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.command_language import command_language, tell
 from shardwright.cli.job_options import JobCommand, command_language_option, job_options
+from shardwright.config.phrase import say
 from shardwright.config.text_columns import fitting
+
+_GOES_ON = say("the same command goes on from the newest checkpoint, and --fresh begins anew")
+_STEPS = say("a run is as long as --set optimizer.steps=N")
+_FOLDER = say("a run writes to --set run.folder=FOLDER, and checkpoints by --set checkpoint.every_s=1800")
 
 
 @click.command(
     cls=JobCommand,
     examples=("train quickstart", "train docs/job.toml --set optimizer.steps=50", "train quickstart --fresh"),
+    unneeded=dict.fromkeys(("--resume", "--continue", "--load"), _GOES_ON)
+    | {"--epochs": _STEPS, "--num-epochs": _STEPS, "--output-dir": _FOLDER, "--save": _FOLDER},
 )
 @job_options
 @click.option("--fresh", is_flag=True, help="Begin anew: put aside the checkpoints that the run's folder has.")

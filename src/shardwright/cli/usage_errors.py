@@ -153,6 +153,8 @@ def _explained(command: click.Command, error: click.NoSuchOption, value: str) ->
     if (of_cluster := without_cluster(command, error)) is not None:
         return of_cluster
     name = error.option_name
+    if way := getattr(command, "unneeded", {}).get(name):
+        return click.UsageError(say("No such option '{option}'; {way}.", option=name, way=way), error.ctx)
     if meant := field_meant(command, name, value):
         return click.UsageError(meant, error.ctx)
     if any(SequenceMatcher(None, option, name).ratio() > _LEAST_LIKE for option in error.possibilities or ()):

@@ -16,7 +16,7 @@ from shardwright.config.plain_values import plain
 from shardwright.config.run_file_names import CARD, METRICS
 from shardwright.config.toml_file import read_toml
 from shardwright.config.units import MIB
-from shardwright.config.user_file import path_exists, read_text, system_reason
+from shardwright.config.user_file import FileFault, path_exists, read_text, system_reason
 
 # Fields of a job that name an entry of the catalog, or a user's file.
 _NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("cluster", "software"))
@@ -109,7 +109,7 @@ def _read_toml(job: str) -> dict[str, Any]:
             if (of_run := _job_of_run(path)) is not None:
                 return of_run
             raise ValueError(_folder_fault(job))
-        fields = read_toml(path, say("a job is a TOML file"))
+        fields = _fields_in(path)
     except (FileNotFoundError, NotADirectoryError):
         near_hub = catalog.nearest(job, catalog.known_models()) if job.count("/") == 1 else []
         if "://" in job:
@@ -152,6 +152,25 @@ def _read_toml(job: str) -> dict[str, Any]:
     for source in (data, *(entry for entries in lists if isinstance(entries, list) for entry in entries)):
         _resolve_paths(path, source, _DATA_PATHS, path_exists)
     return {"name": path.stem} | fields
+
+
+_DATA = (".jsonl", ".ndjson", ".json", ".txt", ".csv", ".parquet", ".arrow", ".bin", ".npy", ".gz", ".zst")
+
+
+def _fields_in(path: Path) -> dict[str, Any]:
+    """The fields in a TOML file. Raises FileFault or OSError."""
+    try:
+        return read_toml(path, say("a job is a TOML file"))
+    except FileFault:
+        if path.suffix.lower() not in _DATA:
+            raise
+    raise FileFault(
+        say(
+            "{path} is no job, which is a TOML file, and its name is that of data: a job reads it by data.path, as "
+            "--set data.path={path}",
+            path=path,
+        )
+    )
 
 
 def _resolve_paths(job: Path, section: Any, field_names: Sequence[str], exists: Callable[[str], bool]) -> None:

@@ -74,7 +74,7 @@ def read_job(
     faults: list[str] = (
         _apply_overrides(fields, names) + _replace_cluster(fields, asked) + _apply_overrides(fields, overrides)
     )
-    faults += _name_override_faults(fields, own, overrides)
+    faults += _name_override_faults(fields, own, overrides) + _size_faults(fields, asked)
     fields = _resolved(fields, faults, subject)
     warmup_note = _fit_warmup(fields, overrides)
     plan = fields.get("plan")
@@ -84,6 +84,28 @@ def read_job(
     fields, note = _with_usual_values(fields, subject, run_tokens)
     filled_in = say("{note}; {other}", note=note, other=warmup_note) if note and warmup_note else note or warmup_note
     return JobFields(fields, is_model=True, filled_in=filled_in, asked_plan=asked_plan)
+
+
+def _size_faults(fields: dict[str, Any], asked: AskedCluster) -> list[str]:
+    """The fault of nodes that overrides set and that have other devices together than are asked for."""
+    section = fields.get("cluster")
+    if not asked.devices or not isinstance(section, dict):
+        return []
+    nodes, in_node = section.get("nodes"), section.get("devices_per_node")
+    if not isinstance(nodes, int) or not isinstance(in_node, int) or nodes <= 0 or in_node <= 0:
+        return []  # other checks tell of these
+    if nodes * in_node == asked.devices:
+        return []
+    return [
+        say(
+            "cluster.nodes {nodes:,} x cluster.devices_per_node {in_node:,} are {product:,} devices, and --devices is "
+            "{asked:,}; leave --devices out, or say --devices-per-node {in_node} in place of both",
+            nodes=nodes,
+            in_node=in_node,
+            product=nodes * in_node,
+            asked=asked.devices,
+        )
+    ]
 
 
 def _faults_beside(overrides: Sequence[str], asked: AskedCluster) -> list[str]:

@@ -60,7 +60,7 @@ def device_hour_price(cluster: ClusterSpec) -> dict[str, Any]:
     if price is None:
         return {}
     if cluster.usd_per_device_hour or device is None:
-        return {"price": price, "origin": "cluster.usd_per_device_hour"}
+        return {"price": price, "origin": say("as stated")}
     unstated = say("the file of {device} does not say from when", device=device.name)
     return {"price": price, "origin": price_source(device) or unstated}
 

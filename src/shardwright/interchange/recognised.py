@@ -27,7 +27,8 @@ _OF_MODELS = ("model_type", "architectures", "hidden_size", "n_embd", "d_model",
 JOB = "shardwright"  # a job of this package, or a model as transformers describes it
 DATA = (".json", ".yaml", ".yml", ".toml")
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-_MEASURED = (".err", ".log", ".out")  # endings of files with what a run has measured
+_MEASURED = (".csv", ".err", ".jsonl", ".log", ".out", ".txt")  # endings of files with what a run has measured
+_TEXTS = (".jsonl", ".txt")  # those of them that may be data, too
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _FUNCTION = re.compile(r"^def \w", re.MULTILINE)  # what a configuration of the usual system in Python has
 _USUAL_SCRIPT, USUAL_PYTHON = "megatron", "torchtitan"  # systems of files without a sign
@@ -48,11 +49,14 @@ def no_job_fault(path: str) -> str:
             way=AS_A_JOB,
         )
     if suffix in _MEASURED:
-        return say(
+        fault = say(
             "{path} is no job; {way}, and `shardwright validate` compares a table of measured steps with predictions",
             path=path,
             way=AS_A_JOB,
         )
+        if not path.lower().endswith(_TEXTS):
+            return fault
+        return say("{fault}; data to train on are named by --set data.path={path}", fault=fault, path=path)
     return say(
         "{path} is no job, which is a TOML file, a config.json or a name of the catalog; {way}",
         path=path,

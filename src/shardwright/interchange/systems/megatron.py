@@ -26,7 +26,7 @@ from shardwright.interchange.system import RunFiles, System
 from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_experts import EXPERTS, FURTHER, MTP, OVER_EXPERTS
 from shardwright.interchange.systems.megatron_forks import OF_FORKS, with_defaults_of_fork
-from shardwright.interchange.systems.megatron_model import LATENT, LENGTH, MODEL, REQUIRED, SHAPE
+from shardwright.interchange.systems.megatron_model import LATENT, LENGTH, MODEL, REQUIRED, SHAPE, note_unpadded
 from shardwright.interchange.systems.megatron_older import notes_of_forks
 from shardwright.interchange.systems.megatron_plan import PLAN, WORLD
 from shardwright.interchange.systems.megatron_run import run_words
@@ -197,6 +197,8 @@ def fields_of(settings: Settings, asked: Asked, model: Flat | None = None) -> Fl
         if "vocab-size" in getattr(row, "names", ()) and "model.vocab" in asked.fields:
             continue
         read_row(row, settings, fields)
+    if "model.vocab" in asked.fields and "plan.tp" in fields:
+        note_unpadded(settings, fields)
     return fields
 
 

@@ -25,15 +25,17 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
         tokens += 1
         settings.note(say("NullTokenizer adds a token to {option}: {tokens:,}", option="--vocab-size", tokens=tokens))
     elif not tokens and "model.vocab" not in fields:
+        padding = {"unit": unit, "ranks": fields["plan.tp"], "multiple": unit * fields["plan.tp"]}
         vocabulary = vocabulary_of(settings, kind, name)
         if vocabulary and (other := other_vocabulary(vocabulary, settings)):
             settings.faults.append(
                 say(
                     "{setting} is not {whose} by its name, and says how many tokens there are; give them with --set "
-                    "model.vocab=N, padded as Megatron-LM pads it, to a multiple of {unit} x tensor-parallel ranks",
+                    "model.vocab=N, padded as Megatron-LM pads it, to a multiple of {unit} x {ranks} tensor-parallel "
+                    "ranks = {multiple}",
                     setting=other,
                     whose=VOCABULARIES[vocabulary][1],
-                    unit=unit,
+                    **padding,
                 )
             )
             settings.ignore("extra-vocab-size")
@@ -42,8 +44,9 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
             settings.faults.append(
                 say(
                     "the number of tokens is the tokenizer's, which is not read; give it with --set model.vocab=N, "
-                    "padded as Megatron-LM pads it, to a multiple of {unit} x tensor-parallel ranks",
-                    unit=unit,
+                    "padded as Megatron-LM pads it, to a multiple of {unit} x {ranks} tensor-parallel ranks = "
+                    "{multiple}",
+                    **padding,
                 )
             )
             settings.ignore("extra-vocab-size")
@@ -68,6 +71,25 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
                 unit=f"{unit} x {fields['plan.tp']}",
             )
         )
+
+
+def note_unpadded(settings: Settings, fields: Flat) -> None:
+    """Note that a vocabulary that --set gives is not padded as the flags say, which changes what may be split."""
+    unit, tokens = settings.count("make-vocab-size-divisible-by", 128), settings.overridden("model.vocab")
+    multiple = max(1, unit * fields["plan.tp"])
+    if tokens is None or tokens % multiple == 0:
+        return
+    settings.note(
+        say(
+            "model.vocab {tokens:,} is no multiple of {unit} x {ranks} tensor-parallel ranks = {multiple}: Megatron-LM "
+            "pads it to {padded:,}, which is the number to say",
+            tokens=tokens,
+            unit=unit,
+            ranks=fields["plan.tp"],
+            multiple=multiple,
+            padded=-(-tokens // multiple) * multiple,
+        )
+    )
 
 
 def _write_vocab(job: JobSpec, settings: dict[str, Any]) -> None:

@@ -103,7 +103,7 @@ class LaunchOptions:
     def _faults_of_values(self) -> list[str]:
         faults = list[str]()
         if self.time and not (_TIME.fullmatch(self.time) and 0 < self.limit_s <= largest.SECONDS):
-            forms = "minutes, HH:MM:SS or D-HH:MM:SS, such as 04:00:00"
+            forms = say("minutes, HH:MM:SS or D-HH:MM:SS, such as 04:00:00")
             faults.append(say("--time {time} is no time limit; use {forms}", time=repr(self.time), forms=forms))
         if self.save_before > _MOST_SAVE_S:
             faults.append(

@@ -3,10 +3,12 @@
 A checkpoint is kept if it has a manifest, and whole if every byte is as it was written.
 """
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 from shardwright.config.base import PlanError
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import any_of, say
 from shardwright.config.run_file_names import CHECKPOINTS_BELOW, METRICS
 from shardwright.train.checkpoint.checked_blocks import CheckedFile, telling_of_damage
 from shardwright.train.checkpoint.manifest import (
@@ -148,10 +150,28 @@ def kept_by(run: str, subject: str) -> tuple[Storage, list[int]]:
     if STEP_FOLDER.fullmatch(os.path.basename(os.path.normpath(run))):
         fault = say("{run} is one checkpoint; name the folder that it is in", run=run)
     elif "://" not in run and not os.path.isdir(os.path.expanduser(run)):
+        if near := _near_runs(run):
+            way_out = say("did you mean {meant}?", meant=any_of(near))
         fault = say("there is no folder {run}; {way_out}", run=repr(run), way_out=way_out)
     else:
         fault = say("{run} has no checkpoint; {way_out}", run=run, way_out=way_out)
     raise PlanError(subject, [fault])
+
+
+_RUNS = "runs"  # the usual folder of runs
+_MOST_RUNS = 10_000  # that are looked at
+
+
+def _near_runs(run: str) -> list[str]:
+    """Folders of runs whose names are like one that is not there: beside it, or among the usual runs."""
+    folder, name = os.path.split(os.path.normpath(os.path.expanduser(run)))
+    for place in dict.fromkeys((folder, _RUNS)):
+        with suppress(OSError, ValueError), os.scandir(place or os.curdir) as entries:
+            names = [entry.name for entry in itertools.islice(entries, _MOST_RUNS) if entry.is_dir()]
+            near = [os.path.join(place, one) for one in get_close_matches(name, names, n=2)]
+            if runs := [one for one in near if os.path.exists(os.path.join(one, METRICS))]:
+                return runs
+    return []
 
 
 def remove_old(storage: Storage, spec: CheckpointSpec, newest: int, pinned: Collection[int] = ()) -> None:

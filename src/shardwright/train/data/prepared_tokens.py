@@ -14,6 +14,8 @@ from shardwright.train.data.packed_samples import PackedSamples
 from shardwright.train.data.samples import SampleReader, Samples, token_shares
 from shardwright.train.data.token_stream import TokenSpan
 
+_MANY_PASSES = 20  # over data, of a run that is told of it
+
 
 @dataclass(frozen=True)
 class TokenFiles:
@@ -60,12 +62,25 @@ class TokenFiles:
 
     def described(self, num_samples: int) -> list[str]:
         """Lines that describe these data for a run of `num_samples` samples."""
-        return [*self.notes, *self._packing_note()]
+        return [*self.notes, *self._packing_note(), *self._passes_note(num_samples)]
 
     def _samples(self, spans: tuple[TokenSpan, ...], shuffle: bool) -> SampleReader:
         if self.packed:
             return PackedSamples(spans, self.sequence, self.seed, shuffle=shuffle)
         return Samples(spans, self.sequence, self.seed, shuffle=shuffle, marks=self.separate_documents)
+
+    def _passes_note(self, num_samples: int) -> list[str]:
+        """A line on a run that goes over the data very often."""
+        passes = num_samples / max(1, len(self.train_samples()))
+        if passes < _MANY_PASSES:
+            return []
+        return [
+            say(
+                "note: the run goes over these data {passes:,.0f} times, and may learn them by heart; "
+                "optimizer.steps says how long it is",
+                passes=passes,
+            )
+        ]
 
     def _packing_note(self) -> list[str]:
         if not self.packed:
