@@ -11,13 +11,15 @@ from shardwright.config.base import PlanError, error_text, printable, shortened
 from shardwright.config.phrase import say, with_changed_texts
 from shardwright.config.user_file import FileFault, system_reason
 from shardwright.interchange.imported import Asked, Imported, imported
-from shardwright.interchange.launcher import left_out_note
+from shardwright.interchange.launcher import named_configurations
+from shardwright.interchange.left_out_files import left_out_note
 from shardwright.interchange.named_files import (
     base_texts,
     engine_texts,
     folder_texts,
     library_texts,
     model_texts,
+    rival_texts,
     template_texts,
     text_of,
 )
@@ -75,6 +77,13 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     try:
         scripts = script_texts(first, texts)
         engines, models = engine_texts(first, texts | scripts), model_texts(first, texts | scripts)
+        rivals = {name for name in engines if not _is_named_in(name, texts | scripts)}  # other files name them
+        if system.leaves_out and not _is_configuration(str(first)):
+            plain = {name: text for name, text in (texts | scripts).items() if not _is_configuration(name)}
+            named = named_configurations(plain, asked.without_left_out())
+            others = rival_texts(first, texts | scripts | engines, named)
+            engines, rivals = engines | others, rivals | {*others}
+        asked = replace(asked, rivals=frozenset(rivals))
         engines |= folder_texts(first, texts | scripts | engines)
         engines |= template_texts(first, texts | engines) if system.has_templates else {}
         bases = base_texts(first, texts)
@@ -89,6 +98,16 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     read = [path for path in (*scripts, *engines, *bases) if left_out_note(path) not in job.assumed]
     notes += [say("{path} is read, which the files name", path=path) for path in read]
     return replace(job, assumed=(*notes, *job.assumed))
+
+
+def _is_configuration(name: str) -> bool:
+    return name.lower().endswith(CONFIGURATIONS)
+
+
+def _is_named_in(path: str, texts: Mapping[str, str]) -> bool:
+    """True if a script among the texts has the name of a file."""
+    scripts = [text for name, text in texts.items() if not _is_configuration(name)]
+    return not scripts or any(PurePath(path).name in text for text in scripts)
 
 
 def _unreadable(error: FileFault | OSError) -> str:
@@ -111,7 +130,7 @@ def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, s
         raise PlanError(subject, [with_changed_texts(error_text(error), printable)]) from None
     result.settings.note(say("what nothing says has {system}'s own default", system=system.title))
     first = next(iter(texts))
-    kinds = told_by_path(first) if first.lower().endswith(CONFIGURATIONS) else []
+    kinds = told_by_path(first) if _is_configuration(first) else []
     result.settings.lost += [line for line in kinds if line not in result.settings.lost]
     return imported(result, asked, subject, _name_of(first), Path(first).parent)
 

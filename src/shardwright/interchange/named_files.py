@@ -42,7 +42,12 @@ _TEMPLATES = (
     re.compile(rf"(?i)\b\w{{0,40}}template\w{{0,40}}=[\"']?{_FILE}"),
     re.compile(rf"\bsed[ \t](?:[^|;&\n]|\\\n){{0,512}}?[ \t]{_FILE}"),
 )
-_OF_ENGINES = re.compile(r"^[ \t\"']*(?:distributed_type|compute_environment|zero_optimization)\b", re.MULTILINE)
+_OF_ENGINES = re.compile(r"^[ \t\"'{]*(?:distributed_type|compute_environment|zero_optimization)\b", re.MULTILINE)
+_OF_PROGRAMS = re.compile(
+    r"^[ \t\"'{]*(?:per_device_train_batch_size|micro_batch_size|model_name_or_path|base_model|fsdp_config)"
+    r"[\"']?[ \t]*:",
+    re.MULTILINE,
+)
 _MODEL_FILE = re.compile(rf"\bconfig_name[=\s]\s*[\"']?{_FILE}")
 _YAML = (".yaml", ".yml")
 _MOST_BYTES, _MOST_BASES = MIB, 16
@@ -105,6 +110,26 @@ def engine_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in known.items() if name not in texts}
 
 
+def rival_texts(file: Path, texts: Mapping[str, str], named: Collection[str]) -> dict[str, str]:
+    """The configurations of some names, those of commands of a script, and further ones that texts name, as far as they
+    are there, by path; the training command tells which of them counts. Of files of one name none is taken, and none
+    where `engine_texts` takes none. FileFault or OSError if one can't be read."""
+    if _has_unnamed(file, texts):
+        return {}
+    known = dict(texts)
+    wanted = [*named]
+    for _ in range(_MOST_ROUNDS):
+        plain = [_COMMENT.sub("", text) for text in known.values()]
+        folders = _entered(file, plain)
+        wanted += [name for pattern in _ENGINES for text in plain for name in pattern.findall(text)]
+        ends = [_CLIMBING.sub("", name) for name in dict.fromkeys(wanted)]
+        there = [path for name in ends if (path := below(file, name, folders)) is not None and str(path) not in known]
+        paths = [path for path in dict.fromkeys(there) if _is_configuration(path)][:_MOST_BASES]
+        names = [PurePath(name).name for name in (*known, *map(str, paths))]
+        known |= {str(path): text_of(path) for path in paths if names.count(path.name) == 1}
+    return {name: text for name, text in known.items() if name not in texts}
+
+
 def template_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
     """The files beside a script that it makes configurations of, by path; without those of a name that is there.
     FileFault or OSError if one can't be read."""
@@ -141,6 +166,14 @@ def _taken(file: Path, named: Collection[str], folders: Sequence[Path]) -> list[
 
 class _Kind(Enum):
     ENGINE, OPTIONS = range(2)
+
+
+def _is_configuration(path: Path) -> bool:
+    """True for a file that says how things are split or has options of a program, and not for one of data."""
+    if os.path.getsize(path) > _MOST_BYTES:
+        return False
+    text = text_of(path)
+    return bool(_OF_ENGINES.search(text) or _OF_PROGRAMS.search(text))
 
 
 def _kind_of(path: Path) -> _Kind:

@@ -386,4 +386,5 @@ FACTS = System(
     software=SOFTWARE,
     signs=SIGNS,
     takes=OPTION_SYSTEMS,
+    leaves_out=True,
 )

@@ -13,15 +13,8 @@ from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked
-from shardwright.interchange.launcher import (
-    Launched,
-    find_training_command,
-    left_out,
-    left_out_note,
-    missing_ranks,
-    overwritten_names,
-    overwritten_note,
-)
+from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
+from shardwright.interchange.left_out_files import left_out, left_out_note, overwritten_names, overwritten_note
 from shardwright.interchange.named_model import changed_keys, is_model, read_named_model
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words
@@ -133,7 +126,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
         given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
         given |= length_of_samples(command.program, given)
         given = with_adapters_by_name(command.program, without_negations(given))
-    others = left_out(texts, command) if command else []
+    others = left_out(texts, command, asked.rivals) if command else []
     texts = {name: text for name, text in texts.items() if name not in others}
     of_command = dict(given)  # a command line is said over the files that it names
     written = command.written if command else {}
