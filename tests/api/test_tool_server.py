@@ -101,11 +101,21 @@ def test_a_script_of_another_system_becomes_a_job_of_the_other_tools(tmp_path: P
     named = asked(server, "import", {"files": [script], "system": "megatron", "device": "a100-sxm-80g"})
     assert named == (False, answer)
     failed, text = asked(server, "import", {"files": [script], "system": "megatrn"})
-    assert failed and "name a file, or one of megatron, torchtitan" in text
+    assert failed and "neither a system nor a file; did you mean megatron" in text
     failed, text = asked(server, "import", {"files": [], "device": "h100-sxm"})
     assert failed and "files is empty" in text
     failed, text = asked(server, "estimate", {"job": script})
     assert failed and "looks like a file of Megatron-LM" in text
+
+
+def test_a_device_without_a_usual_node_is_said_by_a_field() -> None:
+    server, asking = tool_server(), {"job": "tiny-llama", "devices": 4, "device": "rtx-4090"}
+    failed, text = asked(server, "estimate", asking)
+    assert failed and "nothing is known of the usual node of rtx-4090" in text
+    answer = asked(server, "estimate", asking | {"overrides": ["cluster.devices_per_node=4"]})
+    own = sw.load("tiny-llama", devices=4, device="rtx-4090", devices_per_node=4)
+    assert not answer[0] and answer[1]["step_s"] == own.estimate().step_s
+    assert (own.spec.cluster.nodes, own.spec.cluster.devices_per_node) == (1, 4)
 
 
 def test_an_argument_that_a_tool_does_not_have_is_refused() -> None:

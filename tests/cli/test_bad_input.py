@@ -447,7 +447,12 @@ def test_the_file_of_another_system_is_told_with_the_commands_that_read_it(
     ("name", "text", "fault", "way_out"),
     [
         ("net.py", "from torch import nn\nclass Net(nn.Module): ...\n", "is a program in Python", "shardwright.shard"),
-        ("sft.py", "from unsloth import FastLanguageModel\n", "is no job: it is a program of Unsloth", "as a job"),
+        (
+            "sft.py",
+            "from unsloth import FastLanguageModel\n",
+            "is no job: it is not read here, being a program of Unsloth",
+            "as a job",
+        ),
         ("train.log", "[rank0] iteration 10/ 100\n", "is no job; ", "`shardwright validate` compares a table"),
         ("runs.csv", "id,layers\n1,2\n", "is no job; ", "`shardwright validate` compares a table"),
         ("mine.yaml", "size: 8\n", "is no job, which is a TOML file", "say it as a job"),

@@ -62,3 +62,21 @@ def test_liger_has_no_logits_and_fewer_bytes() -> None:
     logits = 4 * RUN.shape.vocab * RUN.shape.sequence
     assert peak_bytes(plain) - peak_bytes(liger) > 0.8 * 10 * logits
     assert float(step_time(liger, shipped()).total) < 0.95 * float(step_time(plain, shipped()).total)
+
+
+def test_deepspeed_with_liger_is_like_both() -> None:
+    """Layers are as under FSDP with Liger, and gathers as under DeepSpeed."""
+    assert generation_of("deepspeed-liger", "2025-07") == "deepspeed-liger"
+    both, deepspeed, liger = map(software_of, ("deepspeed-liger", "deepspeed-2025", "transformers-liger"))
+    assert all(getattr(both, name) == getattr(liger, name) for name in ("norm", "activation", "rotary", "logit_peak"))
+    assert both.zero == deepspeed.zero != liger.zero
+    fewer = [plain - fused for plain, fused in zip(deepspeed.kernels, both.kernels, strict=True)]
+    plain = software_of("transformers-2025").kernels
+    assert fewer == [count - fused for count, fused in zip(plain, liger.kernels, strict=True)]
+
+
+def test_a_loss_by_parts_has_no_logits() -> None:
+    plan = {"microbatch": 4, "global_batch": 32}
+    whole, parts = (run_of(name, **plan) for name in ("transformers-2025", "transformers-2025+loss-by-parts"))
+    logits = 4 * RUN.shape.vocab * RUN.shape.sequence
+    assert peak_bytes(whole) - peak_bytes(parts) > 0.8 * 10 * logits

@@ -24,7 +24,8 @@ def _rows(name: str) -> tuple[dict[str, str], ...]:
 _FURTHER = (
     *("expert_tp", "attention", "software", "grads", "moments", "masters", "offload", "host", "overlap", "compiled"),
     *("dispatcher", "grouped", "graphs", "cp_method", "optimizer", "routing", "window", "shard_group", "memory_kind"),
-    *("dropout", "fused_loss", "split_inputs", "no_sync", "autocast", "whole_experts", "float8_gather"),
+    *("dropout", "fused_loss", "loss_by_parts", "split_inputs"),
+    *("no_sync", "autocast", "whole_experts", "float8_gather"),
 )
 
 

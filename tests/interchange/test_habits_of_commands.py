@@ -135,3 +135,49 @@ def test_a_ring_over_ranks_that_trade_heads_is_refused_by_name(flags: str) -> No
     answer = job_read(texts, "plan.cp_method=ulysses")[1]
     assert (answer.job.plan.cp, answer.job.plan.cp_method) == (4, "ulysses")
     assert any("a plan has one of both" in line for line in answer.lost)
+
+
+@pytest.mark.parametrize("line", ["cd /home/me/work/engine/", "pushd engine", 'cd "$HERE/engine"'])
+def test_a_file_below_the_folder_that_a_script_goes_to_is_read(line: str, tmp_path: Path) -> None:
+    (tmp_path / "engine/conf").mkdir(parents=True)
+    (tmp_path / "engine/conf/z.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
+    (tmp_path / "jobs").mkdir()
+    file = tmp_path / "jobs/run.sh"
+    options = OPTIONS.replace("me/mine", "Qwen/Qwen3-8B")
+    command = f"torchrun --nproc_per_node 8 a.py {options} --deepspeed conf/z.json"
+    file.write_text(f"#!/bin/bash\n{line}\n{command}\n")
+    assert read_job_of(SOURCES["deepspeed"], (str(file),), Asked()).job.plan.zero == 3
+    file.write_text(f"#!/bin/bash\ncd /home/me/other\n{command}\n")
+    with pytest.raises(PlanError, match=r"conf/z\.json is a file that is not read"):
+        read_job_of(SOURCES["deepspeed"], (str(file),), Asked())
+
+
+@pytest.mark.parametrize(
+    ("launcher", "devices"),
+    [("accelerate launch", 1), ("torchrun --nproc_per_node 1", 1), ("srun python", 4)],
+)
+def test_tasks_of_a_batch_system_count_where_something_starts_them(launcher: str, devices: int) -> None:
+    batch = '#SBATCH --ntasks=4\n#SBATCH --gres="gpu:a6000:1"\n'
+    options = OPTIONS.replace("me/mine", "Qwen/Qwen3-8B")
+    texts = {"t.sh": f"#!/bin/bash\n{batch}{launcher} a.py {options} --fsdp full_shard\n"}
+    assert job_read(texts)[1].job.plan.world == devices
+
+
+def test_a_configuration_of_the_program_is_asked_for_whatever_else_is_said() -> None:
+    texts = script("accelerate launch --num_processes 8 a.py --mode main --config_file conf/main.yaml")
+    asked = faults(texts, "plan.zero=2", "model.name=qwen3-8b")
+    assert asked == ["conf/main.yaml has the options of the program, and is not read: name it too"]
+    options = OPTIONS.replace("me/mine", "Qwen/Qwen3-8B")
+    beside = script(f"accelerate launch --num_processes 8 a.py {options} --config_file conf/main.yaml")
+    assert job_read(beside, "plan.zero=2")[1].job.plan.zero == 2
+
+
+def test_a_stage_that_is_auto_is_asked_for() -> None:
+    options = OPTIONS.replace("me/mine", "Qwen/Qwen3-8B")
+    engine = '{"zero_optimization": {"stage": "auto", "offload_optimizer": {"device": "auto"}}}'
+    texts = script(f"torchrun --nproc_per_node 8 a.py {options} --deepspeed z.json") | {"z.json": engine}
+    (fault,) = faults(texts)
+    assert "zero_optimization.stage = auto: the launcher fills it in" in fault
+    answer = job_read(texts, "plan.zero=2")[1]
+    assert (answer.job.plan.zero, answer.job.plan.offload_optimizer) == (2, 0.0)
+    assert any("offload_optimizer.device = auto: nothing is offloaded" in note for note in answer.assumed)

@@ -1,10 +1,11 @@
 """Files that name others and where they lie; tests of Megatron-LM, and StarCoder 2 of nanotron."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from interchange.test_habits_of_files import faults
+from interchange.test_habits_of_files import OPTIONS, faults
 from interchange.test_trainer_commands import MODEL, TRL, job_read
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
@@ -175,8 +176,23 @@ def test_a_file_of_the_launcher_and_one_of_the_program_are_both_read(tmp_path: P
 def test_of_two_files_of_one_kind_none_is_taken(tmp_path: Path) -> None:
     lines = LAUNCHED.replace("CONFIG_FILE=conf/sft.yaml", "CONFIG_FILE=conf/z2.yaml\nOPTIONS=conf/sft.yaml")
     files = {"s/run.sh": lines, "conf/z3.yaml": ENGINE, "conf/z2.yaml": ENGINE.replace("3", "2")} | MODEL
-    with pytest.raises(PlanError, match="name it too"):
+    with pytest.raises(PlanError, match=r"z3\.yaml, z2\.yaml are of one kind, and the command names each"):
         of_files(tmp_path, files, "config.json")
+
+
+def test_of_several_files_that_of_the_command_counts(tmp_path: Path) -> None:
+    """However the script says its name; what it names by Accelerate's file counts with it."""
+    file_of = "deepspeed_config_file: conf/{name}.json".format
+    files = {f"conf/{name}.yaml": ENGINE.replace("zero_stage: 3", file_of(name=name)) for name in "ab"}
+    files |= {f"conf/{name}.json": json.dumps({"zero_optimization": {"stage": z}}) for name, z in (("a", 1), ("b", 2))}
+    lines = ["#!/bin/bash", "pick() { echo conf/$1.yaml; }", "train() {"]
+    lines += [f"  accelerate launch --config_file $(pick $1) --num_processes $2 sft.py {OPTIONS}", "}"]
+    script = {"s/run.sh": "\n".join((*lines, "train b 4", "train a 8", ""))}
+    answer = of_files(tmp_path, script | files | MODEL, "config.json")
+    assert (answer.job.plan.zero, answer.job.plan.dp) == (1, 8)
+    assert sum("is left out: the training command" in note for note in answer.assumed) == 2
+    read = [note for note in answer.assumed if "is read, which the files name" in note]
+    assert len(read) == 2 and all("/a." in note for note in read)
 
 
 @pytest.mark.parametrize("path", ["$DIR/conf/a.yaml", "/scratch/me/nanotron/conf/a.yaml", "conf/a.yaml"])

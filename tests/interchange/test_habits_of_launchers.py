@@ -35,7 +35,9 @@ def test_degrees_of_accelerates_launcher_are_read() -> None:
 
 def test_a_file_that_has_the_options_of_a_program_is_asked_for_and_read() -> None:
     lines = f"{LAUNCH} --use_fsdp train.py --train_config conf/own.json"
-    assert any("own.json is a file that is not read" in fault for fault in faults(script(lines) | MODEL))
+    assert any(
+        "own.json has the options of the program, and is not read" in fault for fault in faults(script(lines) | MODEL)
+    )
     own = {"own.json": '{"per_device_train_batch_size": 3, "learning_rate": 1e-4, "seq_length": 512}'}
     job = job_read(script(lines) | own | MODEL)[1].job
     assert (job.plan.microbatch_size, job.model.sequence) == (3, 512)

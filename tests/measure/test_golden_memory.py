@@ -23,6 +23,8 @@ def test_a_row_says_its_dropout_and_what_computes_its_loss() -> None:
     assert (plain.attention, plain.dropout, plain.logit_peak) == ("softmax", True, 6.0)
     assert (fused.dropout, fused.logit_peak) == (False, 2.0)
     assert sum(plain.loss) == 52.0
+    parts = software_of(software_of_row({"software": "transformers@2026-08", "gpu": "H100", "loss_by_parts": "1"}))
+    assert parts.logit_peak < software_of("transformers-2025").logit_peak / 50
 
 
 def test_memory_of_dense_runs_with_single_operators() -> None:
@@ -35,7 +37,7 @@ def test_memory_of_dense_runs_with_single_operators() -> None:
     assert median(abs(error) for error in errors.values()) < 0.025
 
 
-@pytest.mark.parametrize("change", ["dropout", "plain-loss", "split-inputs"])
+@pytest.mark.parametrize("change", ["dropout", "plain-loss", "loss-by-parts", "split-inputs"])
 def test_changes_name_their_software(change: str) -> None:
     assert software_of(f"megatron-core+{change}") != software_of("megatron-core")
 

@@ -162,7 +162,7 @@ def test_docs_have_the_counts(validation: dict) -> None:
     [
         *(("playbook.csv", 284), ("runs-2026.csv", 40), ("unseen.csv", 47), ("unseen-2.csv", 87)),
         *(("unseen-3.csv", 31), ("unseen-4.csv", 65), ("unseen-5.csv", 164), ("unseen-6.csv", 35)),
-        ("unseen-7.csv", 106),
+        *(("unseen-7.csv", 106), ("unseen-8.csv", 70)),
     ],
 )
 def test_docs_have_the_errors_of_runs_to_which_nothing_is_fitted(table: str, num_rows: int) -> None:
@@ -242,6 +242,21 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     assert "'abacus' is not in the catalog of devices" in scores["not_predicted"]["mine-2"]
     assert scores["not_predicted"]["mine-3"] == "the row does not say hidden"
     assert "1 of 3 rows predicted" in scored(str(path)).stdout
+
+
+def test_a_run_that_took_longer_than_its_range_is_told_where_to_look(tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+
+    def told(step_s: str) -> str:
+        row = TODAY | {"step_time_s": step_s}
+        table.write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+        return " ".join(scored(str(table)).stdout.split())
+
+    slow = told("50")
+    parts = re.search(r"mine-1 took longer than its range\. Its step was predicted to be (.*?)\. No prediction", slow)
+    assert parts and "computing" in parts[1]
+    assert 90 <= sum(map(int, re.findall(r"(\d+) %", parts[1]))) <= 101
+    assert "`shardwright learn troubleshooting`" in slow and "took longer" not in told("0.001")
 
 
 def test_a_table_without_a_measurement_is_refused_with_the_columns_that_have_one(tmp_path: Path) -> None:

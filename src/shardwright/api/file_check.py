@@ -107,7 +107,8 @@ def _job_check(path: str, system: str, job: JobSpec, origin: JobFiles | None) ->
         nearest = estimate.to_dict()["nearest"]
         way_out = say("use more devices, or larger ones")
         if nearest:
-            way_out = say("the nearest plan that does: {options}", options=nearest[0]["set"])
+            fewest = min((near["set"] for near in nearest), key=lambda options: options.count("--set "))
+            way_out = say("the nearest plan that does: {options}", options=fewest)
         findings.append(no_fit(way_out))
     expert_nodes = _expert_nodes(job)
     if expert_nodes is not None and expert_nodes > 1:

@@ -91,6 +91,9 @@ def too_many_words(command: click.Command, words: Sequence[str], extra: Sequence
     None if none is known."""
     if _has(command, "--prompt") and not any(word == "--prompt" for word in words):
         return say("did you mean {ways}?", ways=f"--prompt {shlex.quote(' '.join(extra))}")
+    if any(word.partition("=")[0] == "--from" for word in words) and _has(command, "--with"):
+        files = " ".join(f"--with {word}" for word in extra)
+        return say("further files of --from stand behind --with: {ways}", ways=files)
     ways = [way for way in (_way_of(command, word) for word in extra) if way]
     if ways:
         return say("did you mean {ways}?", ways=" ".join(ways))

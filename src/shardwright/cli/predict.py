@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=PredictCommand,
-    brief=("--devices", "--device", "--set", "--as", "--tokens", "--beside"),
+    brief=("--devices", "--device", "--set", "--as", "--tokens"),
     examples=(
         "estimate llama3-8b --devices 64 --device h100-sxm",
         "estimate quickstart --set plan.zero=1",

@@ -106,7 +106,7 @@ def layout(
 
 @click.command(
     cls=PredictCommand,
-    brief=("--devices", "--device", "--tokens", "--usd-per-hour", "--for", "--keep", "--details", "--toml"),
+    brief=("--devices", "--device", "--keep", "--for", "--toml"),
     examples=(
         "plan llama3-8b --devices 64 --device h100-sxm",
         "plan llama3-405b-16k --keep plan.tp=8 --toml chosen.toml",

@@ -3,13 +3,17 @@
 It replaces the cluster of a job, or makes one for a model of the catalog.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwright.config import catalog, largest
 from shardwright.config.cluster_facts import usual_node
 from shardwright.config.device_name import catalog_device
 from shardwright.config.phrase import any_of, say
+
+_NODE = "cluster.devices_per_node"
+_MOST_DIGITS = 8  # of a number of devices; the checks of fields refuse larger ones
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,20 @@ class AskedCluster:
     device: str = ""
     devices_per_node: int = 0
     memory_gib: float = 0.0
+
+    def with_node_of(self, overrides: Iterable[str]) -> "AskedCluster":
+        """The cluster with the devices of a node that an override of the job's field gives, if it has none and nothing
+        is known of the usual node of its device."""
+        if not self.device or self.devices_per_node:
+            return self
+        try:
+            if usual_node(catalog_device(self.device)):
+                return self
+        except (KeyError, ValueError):  # told where the cluster is made
+            return self
+        values = [text.partition("=")[2].strip() for text in overrides if text.partition("=")[0].strip() == _NODE]
+        size = int(values[-1]) if values and values[-1].isdecimal() and len(values[-1]) <= _MOST_DIGITS else 0
+        return replace(self, devices_per_node=size)
 
     def over(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Replace fields of a cluster, resolved from the catalog, by those asked for. ValueError with the fault.

@@ -63,7 +63,7 @@ def read_job(
     """The fields of a job: read, on the cluster of `asked`, with overrides, with names resolved and usual values filled
     in, of which the steps of a model are those of `run_tokens`, if any. They are not checked together yet (`make_job`,
     `job_to_plan`). Raises PlanError."""
-    subject = subject_of(job)
+    subject, asked = subject_of(job), asked.with_node_of(overrides)
     try:
         fields = read_fields(job, subject)
     except PlanError as error:

@@ -3,10 +3,10 @@
 A change is the name of another attention kernel or dispatcher of tokens; CUDA graphs of the step (graphs-step); experts
 that are computed one after the other (experts-in-turn); an update in host memory by all cores that a process has
 (host-cores), and copies of pinned memory (host-pinned); dropout, whose masks are kept (dropout); a loss of single
-operators (plain-loss); parameters that are gathered in fp8 (float8-gather); products alone in 16 bits (autocast);
-inputs of recomputed layers that are split over tp ranks (split-inputs); gradients that are scattered once a step
-(whole-gradients); experts that ZeRO leaves whole (whole-experts); more overlap or less (overlap-tp, no-overlap-tp; of
-dp, pp and a2a, too).
+operators (plain-loss) or by parts of the tokens (loss-by-parts); parameters that are gathered in fp8 (float8-gather);
+products alone in 16 bits (autocast); inputs of recomputed layers that are split over tp ranks (split-inputs); gradients
+that are scattered once a step (whole-gradients); experts that ZeRO leaves whole (whole-experts); more overlap or less
+(overlap-tp, no-overlap-tp; of dp, pp and a2a, too).
 """
 
 from collections.abc import Mapping
@@ -38,10 +38,15 @@ _IN_TURN = {"expert_slices": (6.0, 4.0), "one_expert_slices": (0.0, 12.0)}
 # gradient in 16 bits. Forward: to float32 6, maximum 4, difference 8, exponentials 8, sum 4, quotient 8. Backward:
 # times the gradient of the loss 8, to 16 bits 6.
 _PLAIN_LOSS = {"logit_peak": 6.0, "loss": (38.0, 14.0)}
+# The head and its loss by some tokens after others, whose logits are computed again in the backward (TRL at f2cd5771,
+# _chunked_cross_entropy_loss: 256 tokens at a time). By logit of all tokens, where these are 25,000 or more: the 10
+# bytes of transformers' loss for a hundredth of them.
+_LOSS_BY_PARTS = {"logit_peak": 0.1}
 _SINGLE_CHANGES: dict[str, Mapping[str, object]] = {
     "graphs-step": _IN_ONE_GRAPH,
     "experts-in-turn": _IN_TURN,
     "plain-loss": _PLAIN_LOSS,
+    "loss-by-parts": _LOSS_BY_PARTS,
     "dropout": {"dropout": True},
     "float8-gather": {"float8_gather": True},
     "split-inputs": {"splits_inputs": True},

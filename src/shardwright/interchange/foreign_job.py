@@ -11,13 +11,15 @@ from shardwright.config.base import PlanError, error_text, printable, shortened
 from shardwright.config.phrase import say, with_changed_texts
 from shardwright.config.user_file import FileFault, system_reason
 from shardwright.interchange.imported import Asked, Imported, imported
-from shardwright.interchange.launcher import left_out_note
+from shardwright.interchange.launcher import named_configurations
+from shardwright.interchange.left_out_files import left_out_note
 from shardwright.interchange.named_files import (
     base_texts,
     engine_texts,
     folder_texts,
     library_texts,
     model_texts,
+    rival_texts,
     template_texts,
     text_of,
 )
@@ -25,11 +27,27 @@ from shardwright.interchange.named_scripts import script_texts
 from shardwright.interchange.reading.file_signs import CONFIGURATIONS, OWN
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.recognised import USUAL_PYTHON
 from shardwright.interchange.system import SourceSystem, system_of, system_of_keys
 from shardwright.interchange.training_programs import told_by_path
 from shardwright.interchange.wrapped_commands import with_scripts
 
 _MOST_FILES = 16
+
+
+def _python_faults(system: SourceSystem, paths: tuple[str, ...]) -> list[str]:
+    """The fault of a program in Python that stands alone, of a system that is not read from such; none for others."""
+    is_read = system.name == USUAL_PYTHON or any(signs.imports for signs in system.signs)
+    if is_read or len(paths) > 1 or PurePath(paths[0]).suffix.lower() != ".py":
+        return []
+    return [
+        say(
+            "{file} is a program in Python, and {system} is read from other files; name its configuration, or the "
+            "script that starts it with its options",
+            file=PurePath(paths[0]).name,
+            system=system.title,
+        )
+    ]
 
 
 def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> Imported:
@@ -49,7 +67,7 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
             texts[path] = text_of(Path(path))
         except (FileFault, OSError) as error:
             faults.append(_unreadable(error))
-    if faults:
+    if faults or (faults := _python_faults(system, paths)):
         raise PlanError(subject, faults)
     try:
         texts, held = with_scripts(texts)
@@ -59,6 +77,13 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     try:
         scripts = script_texts(first, texts)
         engines, models = engine_texts(first, texts | scripts), model_texts(first, texts | scripts)
+        rivals = {name for name in engines if not _is_named_in(name, texts | scripts)}  # other files name them
+        if system.leaves_out and not _is_configuration(str(first)):
+            plain = {name: text for name, text in (texts | scripts).items() if not _is_configuration(name)}
+            named = named_configurations(plain, asked.without_left_out())
+            others = rival_texts(first, texts | scripts | engines, named)
+            engines, rivals = engines | others, rivals | {*others}
+        asked = replace(asked, rivals=frozenset(rivals))
         engines |= folder_texts(first, texts | scripts | engines)
         engines |= template_texts(first, texts | engines) if system.has_templates else {}
         bases = base_texts(first, texts)
@@ -73,6 +98,16 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     read = [path for path in (*scripts, *engines, *bases) if left_out_note(path) not in job.assumed]
     notes += [say("{path} is read, which the files name", path=path) for path in read]
     return replace(job, assumed=(*notes, *job.assumed))
+
+
+def _is_configuration(name: str) -> bool:
+    return name.lower().endswith(CONFIGURATIONS)
+
+
+def _is_named_in(path: str, texts: Mapping[str, str]) -> bool:
+    """True if a script among the texts has the name of a file."""
+    scripts = [text for name, text in texts.items() if not _is_configuration(name)]
+    return not scripts or any(PurePath(path).name in text for text in scripts)
 
 
 def _unreadable(error: FileFault | OSError) -> str:
@@ -95,7 +130,7 @@ def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, s
         raise PlanError(subject, [with_changed_texts(error_text(error), printable)]) from None
     result.settings.note(say("what nothing says has {system}'s own default", system=system.title))
     first = next(iter(texts))
-    kinds = told_by_path(first) if first.lower().endswith(CONFIGURATIONS) else []
+    kinds = told_by_path(first) if _is_configuration(first) else []
     result.settings.lost += [line for line in kinds if line not in result.settings.lost]
     return imported(result, asked, subject, _name_of(first), Path(first).parent)
 

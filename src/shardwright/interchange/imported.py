@@ -33,6 +33,7 @@ class Asked:
     cluster: AskedCluster = NOTHING_ASKED
     arguments: tuple[str, ...] = ()  # of the first script
     left_out: frozenset[str] = frozenset()  # settings of the files that the job shall not have: --set NAME=ignore
+    rivals: frozenset[str] = frozenset()  # paths of files that were found, of which the command may name another
 
     def without_left_out(self) -> "Asked":
         """Input whose `left_out` has the names that --set gives the word `ignore`, and whose other parts lack them."""

@@ -18,6 +18,7 @@ _NODES = ("nnodes", "num-nodes", "num-machines", "nodes")
 _OF_EACH_NODE = ("nproc-per-node", "num-gpus", "num-gpus-per-node")  # one process of the launcher on each node
 _RANKS_OF_NODE = ("ranks-per-node", "ntasks-per-node", "gpus-per-node")  # one process of the launcher for each device
 _RANKS = ("ranks", "ntasks", "gpus")
+_GPUS = ("gpus", "gpus-per-node")
 HOSTS = ("hostfile", "include", "exclude")
 
 _MPI = {
@@ -77,7 +78,7 @@ def visible_devices(value: str) -> int:
 def launched_ranks(words: Sequence[str], batch: Mapping[str, str]) -> LaunchedRanks:
     """Nodes and devices that all launchers before a program start. `batch` are options of the batch system."""
     options = settings_of(list(words)) | _rank_options(words)
-    sizes = {f"batch-{name}": value for name, value in batch.items()} | options
+    sizes = {f"batch-{name}": value for name, value in _started_sizes(words, batch).items()} | options
     nodes = _first_number(sizes, [*_NODES, "batch-nodes"])
     of_each, hosts = _first_number(sizes, _OF_EACH_NODE), next((name for name in HOSTS if name in options), "")
     ranks = _first_number(sizes, [*_RANKS, *(f"batch-{name}" for name in ("gpus", "ntasks"))])
@@ -100,6 +101,15 @@ def launched_ranks(words: Sequence[str], batch: Mapping[str, str]) -> LaunchedRa
         nodes, per_node = slots
     missing = tuple(name for key in names for name in unknown_names(plain_text(options.get(key, ""))))
     return LaunchedRanks(nodes, per_node, missing, "" if nodes else hosts, notes)
+
+
+def _started_sizes(words: Sequence[str], batch: Mapping[str, str]) -> Mapping[str, str]:
+    """The sizes of a batch system, without its tasks where it says GPUs, too, and a launcher of a node's processes is
+    alone: that starts a process for each GPU, and nothing starts the tasks."""
+    names = {PurePath(word).name for word in words}
+    if names & _RANK_LAUNCHERS.keys() or not names & {*NODE_LAUNCHERS} or not {*_GPUS} & batch.keys():
+        return batch
+    return {name: value for name, value in batch.items() if not name.startswith("ntasks")}
 
 
 def variables_of_ranks(options: Mapping[str, Any], devices: int, devices_per_node: int) -> dict[str, str]:

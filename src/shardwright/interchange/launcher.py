@@ -52,7 +52,32 @@ class Launched:
     missing: tuple[str, ...] = ()
     loose: tuple[LooseWord, ...] = ()
     hosts: str = ""  # the option that lists the nodes, if no other option counts them
-    of_others: frozenset[str] = frozenset()  # names of configurations that earlier training commands alone name
+    named: frozenset[str] = frozenset()  # names of configurations that the command names
+    of_others: frozenset[str] = frozenset()  # and those that earlier training commands alone name
+
+
+def _followed(texts: Mapping[str, str], asked: Asked, present: Iterable[str]) -> Script:
+    """The first of some scripts, followed, with the others to source or start."""
+    first, *others = texts
+    files = {PurePath(name).name: texts[name] for name in others}
+    script = Script(Variables(dict(asked.variables), frozenset(asked.variables)), files)
+    script.paths = {name: texts[name] for name in others}
+    script.present = frozenset(PurePath(name).name for name in (*texts, *present))
+    if asked.arguments:
+        script.variables.set_arguments(asked.arguments)
+    script.follow(texts[first])
+    return script
+
+
+def named_configurations(texts: Mapping[str, str], asked: Asked) -> list[str]:
+    """The paths of the configurations that the commands of the first script name, the other scripts being there to
+    source or start; none if it can't be followed."""
+    try:
+        commands = _followed(texts, asked, ()).commands
+    except ShellFault:
+        return []
+    words = [word for command in commands for word in _words_of_configurations(command)]
+    return [word for word in dict.fromkeys(words) if not unknown_names(word)]
 
 
 def find_training_command(
@@ -66,14 +91,7 @@ def find_training_command(
     Variables and arguments of the first script are the user's, `is_training` tells from its words if a command trains,
     and `present` are further files that are there. Raises ShellFault.
     """
-    first, *others = texts
-    files = {PurePath(name).name: texts[name] for name in others}
-    script = Script(Variables(dict(asked.variables), frozenset(asked.variables)), files)
-    script.paths = {name: texts[name] for name in others}
-    script.present = frozenset(PurePath(name).name for name in (*texts, *present))
-    if asked.arguments:
-        script.variables.set_arguments(asked.arguments)
-    script.follow(texts[first])
+    script = _followed(texts, asked, present)
     training_commands = [command for command in script.commands if is_training(command.words)]
     if not training_commands:
         known_reasons = _reasons_without_training(script)
@@ -101,8 +119,10 @@ def find_training_command(
                 others=tuple(str(command.line) for command in earlier[:5]),
             )
         )
-    of_others = frozenset(name for command in earlier for name in _configurations(command)) - {*_configurations(last)}
-    launched = replace(_with_environment(_of_command(last, script), texts.values()), of_others=of_others)
+    named = frozenset(_configurations(last))
+    of_others = frozenset(name for command in earlier for name in _configurations(command)) - named
+    launched = _with_environment(_of_command(last, script), texts.values())
+    launched = replace(launched, named=named, of_others=of_others)
     sizes = _asked_sizes(launched, asked)
     if not sizes:
         return launched
@@ -257,31 +277,12 @@ def missing_ranks(command: Launched) -> list[str]:
 
 def _configurations(command: Command) -> list[str]:
     """The names of the configurations that the words of a command name."""
+    return [PurePath(word).name for word in _words_of_configurations(command)]
+
+
+def _words_of_configurations(command: Command) -> list[str]:
     words = [word.rpartition("=")[2] for word in (*command.launchers, *command.words)]
-    return [PurePath(word).name for word in words if word.lower().endswith(CONFIGURATIONS)]
-
-
-def left_out(texts: Mapping[str, str], command: Launched) -> list[str]:
-    """The files that earlier training commands of the script name, and neither the one that is read nor a file of its
-    own does."""
-    others = [name for name in texts if PurePath(name).name in command.of_others]
-    kept = [text for name, text in texts.items() if name not in others and name.lower().endswith(CONFIGURATIONS)]
-    return [name for name in others if not any(PurePath(name).name in text for text in kept)]
-
-
-def left_out_note(name: str) -> str:
-    """The note on a configuration that another training command of the script names."""
-    return say("{file} is left out: the training command that is read does not name it", file=PurePath(name).name)
-
-
-def overwritten_names(names: Iterable[str], written: Mapping[str, str]) -> list[str]:
-    """The files in whose place a script writes others of the same name, and reads those."""
-    return sorted(name for name in names if PurePath(name).name in {PurePath(path).name for path in written})
-
-
-def overwritten_note(name: str) -> str:
-    """The note on a file that a script writes itself."""
-    return say("{file}: what the script writes there counts, and not the file", file=name)
+    return [word for word in words if word.lower().endswith(CONFIGURATIONS)]
 
 
 def _of_command(command: Command, script: Script) -> Launched:

@@ -35,13 +35,19 @@ _ENGINES = (
     re.compile(rf"\.py[\"']?\s[^#;&|]{{0,512}}?--config[=\s]\s*[\"']?{_FILE}"),
     re.compile(rf"\.py[\"']?\s(?:\\\s)?\s*[\"']?{_FILE}"),  # the first argument of a program
 )
+_CD = re.compile(r"(?m)^[ \t]*(?:cd|pushd)[ \t]+[\"']?(?:\$\{?\w{1,64}\}?/)?([\w./-]{1,512})")
 _CLIMBING = re.compile(r"^(?:\.{1,2}/){1,3}")
 # Sources of a configuration that a script makes: a variable that is called so, or a file that sed reads.
 _TEMPLATES = (
     re.compile(rf"(?i)\b\w{{0,40}}template\w{{0,40}}=[\"']?{_FILE}"),
     re.compile(rf"\bsed[ \t](?:[^|;&\n]|\\\n){{0,512}}?[ \t]{_FILE}"),
 )
-_OF_ENGINES = re.compile(r"^[ \t\"']*(?:distributed_type|compute_environment|zero_optimization)\b", re.MULTILINE)
+_OF_ENGINES = re.compile(r"^[ \t\"'{]*(?:distributed_type|compute_environment|zero_optimization)\b", re.MULTILINE)
+_OF_PROGRAMS = re.compile(
+    r"^[ \t\"'{]*(?:per_device_train_batch_size|micro_batch_size|model_name_or_path|base_model|fsdp_config)"
+    r"[\"']?[ \t]*:",
+    re.MULTILINE,
+)
 _MODEL_FILE = re.compile(rf"\bconfig_name[=\s]\s*[\"']?{_FILE}")
 _YAML = (".yaml", ".yml")
 _MOST_BYTES, _MOST_BASES = MIB, 16
@@ -95,11 +101,32 @@ def engine_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
     for _ in range(_MOST_ROUNDS):
         names = {PurePath(name).name for name in known}
         plain = [_COMMENT.sub("", text) for text in known.values()]
+        folders = _entered(file, plain)
         for pattern in _ENGINES:
             named = {match for text in plain for match in pattern.findall(text)}
-            for path in _taken(file, named):
+            for path in _taken(file, named, folders):
                 if path.name not in names or _is_another_config(path, known):
                     known[str(path)] = text_of(path)
+    return {name: text for name, text in known.items() if name not in texts}
+
+
+def rival_texts(file: Path, texts: Mapping[str, str], named: Collection[str]) -> dict[str, str]:
+    """The configurations of some names, those of commands of a script, and further ones that texts name, as far as they
+    are there, by path; the training command tells which of them counts. Of files of one name none is taken, and none
+    where `engine_texts` takes none. FileFault or OSError if one can't be read."""
+    if _has_unnamed(file, texts):
+        return {}
+    known = dict(texts)
+    wanted = [*named]
+    for _ in range(_MOST_ROUNDS):
+        plain = [_COMMENT.sub("", text) for text in known.values()]
+        folders = _entered(file, plain)
+        wanted += [name for pattern in _ENGINES for text in plain for name in pattern.findall(text)]
+        ends = [_CLIMBING.sub("", name) for name in dict.fromkeys(wanted)]
+        there = [path for name in ends if (path := below(file, name, folders)) is not None and str(path) not in known]
+        paths = [path for path in dict.fromkeys(there) if _is_configuration(path)][:_MOST_BASES]
+        names = [PurePath(name).name for name in (*known, *map(str, paths))]
+        known |= {str(path): text_of(path) for path in paths if names.count(path.name) == 1}
     return {name: text for name, text in known.items() if name not in texts}
 
 
@@ -113,11 +140,25 @@ def template_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
     return {str(path): text_of(path) for path in paths[:_MOST_BASES]}
 
 
-def _taken(file: Path, named: Collection[str]) -> list[Path]:
+def _entered(file: Path, texts: Sequence[str]) -> list[Path]:
+    """The folders that scripts go to (cd), which names are relative to there, as far as they lie below a folder above a
+    file: of a path that another machine has, its end counts."""
+    ends = ["/".join(parts[-count:]) for parts in _folders_of_cd(texts) for count in range(len(parts), 0, -1)]
+    places = list(file.absolute().parents)[:_MOST_ABOVE]
+    return [place / end for end in ends[:_MOST_ENDS] for place in places if os.path.isdir(place / end)]
+
+
+def _folders_of_cd(texts: Sequence[str]) -> list[tuple[str, ...]]:
+    """The parts of the names of folders that scripts go to, without those that climb."""
+    names = [name.strip("/") for text in texts for name in _CD.findall(text)]
+    return [PurePath(name).parts for name in names if ".." not in PurePath(name).parts and name.strip("./")]
+
+
+def _taken(file: Path, named: Collection[str], folders: Sequence[Path]) -> list[Path]:
     """The files to take of some names: a single one, or one that says how things are split and one with the options of
-    the program."""
+    the program. They lie below one of some folders, too."""
     beside = [_CLIMBING.sub("", name) for name in sorted(named)]  # a folder beside that of the script lies below others
-    paths = [path for name in beside if (path := below(file, name)) is not None]
+    paths = [path for name in beside if (path := below(file, name, folders)) is not None]
     if len(named) == 1 or len(paths) != len(named) or len(named) > len(_Kind):
         return paths if len(named) == 1 else []
     return paths if len({_kind_of(path) for path in paths}) == len(paths) else []
@@ -125,6 +166,14 @@ def _taken(file: Path, named: Collection[str]) -> list[Path]:
 
 class _Kind(Enum):
     ENGINE, OPTIONS = range(2)
+
+
+def _is_configuration(path: Path) -> bool:
+    """True for a file that says how things are split or has options of a program, and not for one of data."""
+    if os.path.getsize(path) > _MOST_BYTES:
+        return False
+    text = text_of(path)
+    return bool(_OF_ENGINES.search(text) or _OF_PROGRAMS.search(text))
 
 
 def _kind_of(path: Path) -> _Kind:
@@ -184,13 +233,14 @@ def _has_unnamed(file: Path, texts: Mapping[str, str]) -> bool:
     )
 
 
-def below(file: Path, name: str) -> Path | None:
-    """The file of a name below the folder of a file, the folders above it or the working folder; None if none is. Of a
-    path from the root, which another machine has, its end counts: a folder and the file in it, at least."""
+def below(file: Path, name: str, folders: Sequence[Path] = ()) -> Path | None:
+    """The file of a name below the folder of a file, the folders above it, the working folder or one of others; None if
+    none is. Of a path from the root, which another machine has, its end counts: a folder and the file in it, at
+    least."""
     parts = PurePath(name).parts
     if ".." in parts:
         return None
     ends = ["/".join(parts[start:]) for start in range(1, len(parts) - 1)] if name.startswith("/") else [name]
-    places = [Path(), *list(file.absolute().parents)[:_MOST_ABOVE]]
+    places = [Path(), *list(file.absolute().parents)[:_MOST_ABOVE], *folders]
     paths = (place / end for end in ends[:_MOST_ENDS] for place in places)
     return next((path for path in paths if os.path.isfile(path)), None)

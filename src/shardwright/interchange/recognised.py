@@ -31,7 +31,7 @@ _MEASURED = (".csv", ".err", ".jsonl", ".log", ".out", ".txt")  # endings of fil
 _TEXTS = (".jsonl", ".txt")  # those of them that may be data, too
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _FUNCTION = re.compile(r"^def \w", re.MULTILINE)  # what a configuration of the usual system in Python has
-_USUAL_SCRIPT, _USUAL_PYTHON = "megatron", "torchtitan"  # systems of files without a sign
+_USUAL_SCRIPT, USUAL_PYTHON = "megatron", "torchtitan"  # systems of files without a sign
 
 
 class UnknownSystem(PlanError):  # noqa: N818 (it names what is not known)
@@ -118,13 +118,13 @@ def _of_python(path: str, text: str) -> str:
     """The name of the system of a file in Python; empty if none is known. Raises PlanError."""
     if unread := next((other for other in UNREAD_SYSTEMS if other.signs.fit_python(text)), None):
         fault = say(
-            "it is a program of {system} by what it imports, which is not read here; {way}",
+            "it is not read here, being a program of {system} by what it imports; {way}",
             system=unread.title,
             way=AS_A_JOB,
         )
         raise PlanError(path, [fault])
     name = next((system.name for system, signs in systems_by_signs() if signs.fit_python(text)), "")
-    return name or (_USUAL_PYTHON if _FUNCTION.search(text) else "")
+    return name or (USUAL_PYTHON if _FUNCTION.search(text) else "")
 
 
 def _of_scripts(path: str, scripts: tuple[str, ...], configurations: Mapping[str, str]) -> str:

@@ -7,7 +7,8 @@ from pathlib import PurePath
 from shardwright.config.base import shortened
 from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked
-from shardwright.interchange.launcher import Launched, find_training_command, left_out, left_out_note
+from shardwright.interchange.launcher import Launched, find_training_command
+from shardwright.interchange.left_out_files import left_out, left_out_note
 from shardwright.interchange.reading.file_signs import CONFIGURATIONS, FileSigns
 from shardwright.interchange.reading.settings import Flat
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
@@ -47,7 +48,7 @@ def started_configuration(texts: Mapping[str, str], asked: Asked, signs: Sequenc
     if not scripts:
         return Started(files, None)
     command = find_training_command(scripts, asked, lambda words: any(sign.fit_words(words) for sign in signs), files)
-    others = left_out(files, command)
+    others = left_out(files, command, asked.rivals)
     command = replace(command, notes=(*command.notes, *map(left_out_note, others)))
     files = {name: text for name, text in files.items() if name not in others}
     files |= {path: text for path, text in command.written.items() if path.lower().endswith(CONFIGURATIONS)}

@@ -28,6 +28,7 @@ class SourceSystem:
     library: tuple[str, ...] = ()  # folders above the first file, with files it begins from
     signs: tuple[FileSigns, ...]  # by which its files are known
     takes: tuple[str, ...] | None = None  # systems of its files; None if any are
+    leaves_out: bool = False  # files that the training command does not name, of those that were found
     has_templates: bool = False  # scripts make its engine's configuration of files beside them
     is_behind_scripts: bool = False  # its programs have no name or option of their own: a configuration tells them
 

@@ -111,7 +111,8 @@ def _takes_dict(job: JobSpec, priced: "Estimate | str") -> dict[str, Any]:
         return {"not_priced": priced}
     from shardwright.report.step_cost import price_dict
 
-    return price_dict(job, priced)
+    kinds = {f"{name}_bytes": float(value) for name, value in priced.memory.on_device().items()}
+    return price_dict(job, priced) | {"process_kinds": kinds}
 
 
 def _takes_parts(job: JobSpec, priced: "Estimate | str") -> list[Part]:

@@ -10,6 +10,7 @@ from shardwright.config.phrase import ENGLISH, each, fixed, say
 from shardwright.config.units import seconds_text
 from shardwright.report.document import AlignedRows, Lines, Paragraph, Part, document_text, paragraph
 from shardwright.report.output import write_output
+from shardwright.report.step_cost import PARTS, part_words
 
 
 def validation_text(
@@ -84,7 +85,32 @@ def _rows(predictions: Sequence[Mapping[str, Any]]) -> list[Part]:
         ]
         for line in timed
     ]
-    return [AlignedRows([heading, *rows])]
+    slow = [line for line in timed if line["measured_s"] > line["high_s"]]
+    return [AlignedRows([heading, *rows]), *(paragraph(*_slow_sentences(line)) for line in slow)]
+
+
+def _slow_sentences(line: Mapping[str, Any]) -> list[str]:
+    """Sentences on a run that took longer than its range: what its step was predicted to consist of, and where to look
+    for what no prediction knows."""
+    words = part_words()
+    parts = sorted(((line.get(f"{part}_s") or 0.0, words[part]) for part in PARTS), reverse=True)
+    shares = tuple(
+        say("{part} {share:.0%}", part=part, share=seconds / line["predicted_s"])
+        for seconds, part in parts[:_PARTS_SHOWN]
+        if seconds > _LEAST_SHARE * line["predicted_s"]
+    )
+    return [
+        say(
+            "{run} took longer than its range. Its step was predicted to be {parts}.",
+            run=fixed(str(line["id"])),
+            parts=shares,
+        ),
+        say(
+            "No prediction knows a slow device or link, data and checkpoints that are waited for, and other work "
+            "beside: `shardwright learn troubleshooting`; `shardwright schedule NAME --slow RANK TIMES` draws one slow "
+            "rank."
+        ),
+    ]
 
 
 def _beside(line: Mapping[str, Any], key: str) -> str:
@@ -300,6 +326,7 @@ def cluster_fit_text(fit: Mapping[str, Any], file: Path, language: str = ENGLISH
     return document_text([Lines(lines)], language)
 
 
+_PARTS_SHOWN, _LEAST_SHARE = 4, 0.005  # of a step: a smaller part would be shown as 0 %
 _MOST_ROWS = 12  # of a table whose rows are shown one by one; --out has all
 _MOST_FAULTS = 20  # that are listed; --json has all
 

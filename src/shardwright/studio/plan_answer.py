@@ -62,7 +62,9 @@ class PlanAnswers:
                 content = PARTS[name](plan)
                 yield {"part": name} | content | {"notes": [on_page(note, self._language) for note in content["notes"]]}
             elif name in PRICED:
-                yield {"part": name} | PARTS[name](plan)
+                content = PARTS[name](plan)
+                untimed = {"untimed": on_page(content["untimed"], self._language)} if "untimed" in content else {}
+                yield {"part": name} | content | untimed
             elif name in PARTS:
                 content = {} if (known or {}).get(name) == key.text else self._known_part(key, name)
                 yield {"part": name, "key": key.text} | content

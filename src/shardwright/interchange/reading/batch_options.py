@@ -46,7 +46,7 @@ def options_of_lines(text: str) -> tuple[dict[str, str], dict[str, str]]:
     for line in text.splitlines():
         if line.startswith("#SBATCH"):
             words = line.split("#", 2)[1].split()[1:]
-            options |= options_of_words([part for word in words for part in word.split("=", 1)])
+            options |= options_of_words([part.strip("\"'") for word in words for part in word.split("=", 1)])
             variables |= _OF_SLURM
         elif line.startswith("#PBS"):
             options |= dict(_pbs_options(line))

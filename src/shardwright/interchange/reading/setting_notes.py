@@ -33,6 +33,15 @@ def nearest_here(setting: str, nearest: str) -> str:
     return say("{setting}: the nearest here is {nearest}", setting=setting, nearest=nearest)
 
 
+def pages_stay(setting: str) -> str:
+    """A note on an optimizer whose state is in pages that leave a full device."""
+    return say(
+        "{setting}: where a device is full, pages of the optimizer's state go to host memory there, and stay on the "
+        "device here (--set plan.offload_optimizer=1)",
+        setting=setting,
+    )
+
+
 def counted_as_adamw(setting: str, third: bool = False) -> str:
     """The note on a setting, with its value, that names an optimizer that is not here; `third` is True for one with
     three moments."""

@@ -394,4 +394,5 @@ FACTS = System(
     written=_WRITTEN,
     signs=SIGNS,
     takes=deepspeed.OPTION_SYSTEMS,
+    leaves_out=True,
 )

@@ -67,6 +67,7 @@ def read_zero(settings: Settings, fields: Flat) -> None:
         settings.faults.append(wrong_value(f"zero_optimization.stage = {stage}", say("0 to 3")))
         stage = 0
     fields["plan.zero"] = stage
+    _read_open(settings)
     if (stage and settings.text(_ZERO + "offload_optimizer.device", "none") != "none") or settings.flag(
         _ZERO + "cpu_offload"
     ):
@@ -99,6 +100,19 @@ def read_zero(settings: Settings, fields: Flat) -> None:
             settings.lost.append(
                 say("{setting}: what travels is not quantised here", setting=settings.setting_text(_ZERO + name))
             )
+
+
+def _read_open(settings: Settings) -> None:
+    """Ask for a stage that is "auto", which the program's launcher fills in, and tell that nothing is offloaded where
+    the device is."""
+    if _ZERO + "stage" in settings.automatic and "plan.zero" not in settings.overrides:
+        setting = f"{_ZERO}stage = auto"
+        settings.faults.append(
+            say("{setting}: the launcher fills it in; say the stage with --set plan.zero=N", setting=setting)
+        )
+    devices = [f"{_ZERO}{name}.device" for name in ("offload_optimizer", "offload_param")]
+    if automatic := tuple(f"{name} = auto" for name in devices if name in settings.automatic):
+        settings.note(say("{settings}: nothing is offloaded, as Accelerate fills it in", settings=automatic))
 
 
 def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -372,4 +386,5 @@ FACTS = System(
     software=SOFTWARE,
     signs=SIGNS,
     takes=OPTION_SYSTEMS,
+    leaves_out=True,
 )

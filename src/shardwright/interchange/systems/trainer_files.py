@@ -14,7 +14,8 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.launcher import Launched, left_out, left_out_note, overwritten_names
+from shardwright.interchange.launcher import Launched
+from shardwright.interchange.left_out_files import left_out, left_out_note, overwritten_names
 from shardwright.interchange.named_model import is_model
 from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
@@ -87,7 +88,7 @@ class TrainerFile:
         }
         command = trainer_command(scripts, asked, data, self.signs) if scripts else None
         written = command.written if command else {}
-        others = left_out({name: texts[name] for name in data}, command) if command else []
+        others = left_out({name: texts[name] for name in data}, command, asked.rivals) if command else []
         apart = {*others, *overwritten_names(data, written)}
         data = {name: keys for name, keys in data.items() if name not in apart}
         data |= {name: read_data(name, text) for name, text in written.items() if name.lower().endswith(_DATA)}
@@ -382,8 +383,9 @@ FACTS = (
             settings=program.settings_of,
             software=deepspeed.SOFTWARE,
             signs=program.signs,
+            leaves_out=True,
         )
         for place, program in ((80, AXOLOTL), (90, LLAMA_FACTORY))
     ),
-    SourceSystem(name=TRL.system, place=110, title=TRL.title, read=TRL.read, signs=TRL.signs),
+    SourceSystem(name=TRL.system, place=110, title=TRL.title, read=TRL.read, signs=TRL.signs, leaves_out=True),
 )

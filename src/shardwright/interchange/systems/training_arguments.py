@@ -2,7 +2,7 @@
 model in config.json. Keys have the form of the command line: "--learning_rate"."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -13,26 +13,18 @@ from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked
-from shardwright.interchange.launcher import (
-    Launched,
-    find_training_command,
-    left_out,
-    left_out_note,
-    missing_ranks,
-    overwritten_names,
-    overwritten_note,
-)
+from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
+from shardwright.interchange.left_out_files import left_out, left_out_note, overwritten_names, overwritten_note
 from shardwright.interchange.named_model import changed_keys, is_model, read_named_model
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words
 from shardwright.interchange.reading.setting_notes import (
     counted_as_adamw,
     nearest_here,
+    pages_stay,
     taken_rate,
-    unread_files,
 )
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, never, number
 from shardwright.interchange.systems.adapter_settings import (
@@ -40,13 +32,10 @@ from shardwright.interchange.systems.adapter_settings import (
     with_adapters_by_name,
     without_negations,
 )
-from shardwright.interchange.systems.checkpointing_options import (
-    keyword_options,
-    read_recompute,
-    write_recompute,
-)
+from shardwright.interchange.systems.checkpointing_options import keyword_options, read_recompute, write_recompute
 from shardwright.interchange.systems.deepspeed_batch import WORLD
 from shardwright.interchange.systems.llama_factory import length_of_samples, own_options
+from shardwright.interchange.systems.missing_configurations import OF_OPTIONS, configurations_missing
 from shardwright.interchange.systems.sample_lengths import read_length, write_length
 from shardwright.interchange.systems.switched_off import ignore_switched_off
 from shardwright.interchange.systems.trainer_command import is_training
@@ -137,7 +126,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
         given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
         given |= length_of_samples(command.program, given)
         given = with_adapters_by_name(command.program, without_negations(given))
-    others = left_out(texts, command) if command else []
+    others = left_out(texts, command, asked.rivals) if command else []
     texts = {name: text for name, text in texts.items() if name not in others}
     of_command = dict(given)  # a command line is said over the files that it names
     written = command.written if command else {}
@@ -166,7 +155,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
             )
     given |= of_command
     names = {PurePath(name).name for name in (*texts, *written) if name not in of_models}
-    faults, notes = unread_files(_missing_files(given, names, has_own), asked.fields)
+    faults, notes = configurations_missing(command, given, names, has_own, asked.fields)
     return FileParts(
         {key: value for key, value in given.items() if value != "auto"},
         frozenset(key for key, value in given.items() if value == "auto"),
@@ -177,31 +166,12 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
     )
 
 
-_OF_OPTIONS = ("per_device_train_batch_size", "learning_rate", "model_name_or_path", "output_dir", "num_train_epochs")
 _OF_CONFIGURATIONS = ("distributed_type", "compute_environment", "zero_optimization")
 
 
 def _has_options(data: Mapping[str, Any]) -> bool:
     """True if a file has options of transformers' TrainingArguments, as command lines have them."""
-    return any(key in data for key in _OF_OPTIONS) and not any(key in data for key in _OF_CONFIGURATIONS)
-
-
-_FILES = (
-    *("--deepspeed", "--deepspeed_config", "--deepspeed_config_file", "deepspeed_config.deepspeed_config_file"),
-    "deepspeed_config_file",
-    *("--ds_config_path", "--config_file", "--config", "--train_config", "--fsdp_config"),
-)
-
-
-def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Iterator[str]:
-    """Each configuration that a script or another file names and that is not among the files."""
-    for key in _FILES:
-        value = given.get(key)
-        if not isinstance(value, str) or value in ("none", "") or value.lstrip().startswith("{"):
-            continue
-        is_given = PurePath(value).name in names  # the folder may be unknown
-        if not is_given and not (has_own and unknown_names(value)):
-            yield f"{key} {shortened(value)}"
+    return any(key in data for key in OF_OPTIONS) and not any(key in data for key in _OF_CONFIGURATIONS)
 
 
 _MODEL_NAMES = (
@@ -351,6 +321,7 @@ def _optimizer(settings: Settings, name: str, words: Mapping[str, str]) -> str:
     word = settings.text(name, "adamw_torch").lower()
     if word not in words and word != "adamw_torch" and "optimizer.name" not in settings.overrides:
         settings.lost.append(counted_as_adamw(settings.setting_text(name)))
+    settings.lost += [pages_stay(settings.setting_text(name))] if word.startswith("paged_") else []
     return words.get(word, "adamw")
 
 

@@ -33,7 +33,7 @@ WHOLE = {
     **dict.fromkeys(("layers_run", "rope_dim"), 1),
     **dict.fromkeys(("recompute_layers", "recompute_inferred", "compiled", "window", "window_every"), 0),
     **dict.fromkeys(("bias", "limited", "grouped", "dropout", "fused_loss", "split_inputs"), 0),
-    **dict.fromkeys(("no_sync", "autocast", "whole_experts", "float8_gather"), 0),
+    **dict.fromkeys(("no_sync", "autocast", "whole_experts", "float8_gather", "loss_by_parts"), 0),
 }
 _MOST = {
     **dict.fromkeys(
@@ -53,6 +53,7 @@ _MOST = {
             "autocast",
             "whole_experts",
             "float8_gather",
+            "loss_by_parts",
         ),
         1,
     ),
@@ -81,7 +82,8 @@ GRAPHS = ("none", "parts", "step")
 SOFTWARE_COLUMNS = (
     *("software", "date", "compiled", "attention", "overlap"),
     *("dispatcher", "grouped", "graphs", "grads", "moments", "host"),
-    *("dropout", "fused_loss", "split_inputs", "no_sync", "autocast", "whole_experts", "float8_gather"),
+    *("dropout", "fused_loss", "loss_by_parts", "split_inputs"),
+    *("no_sync", "autocast", "whole_experts", "float8_gather"),
 )
 
 # Tables' names of a schedule, if they differ from plan.schedule's.

@@ -86,6 +86,7 @@ FLAG_CHANGES = {
     "grouped": ("0", "experts-in-turn"),
     "dropout": ("1", "dropout"),
     "fused_loss": ("0", "plain-loss"),
+    "loss_by_parts": ("1", "loss-by-parts"),
     "split_inputs": ("1", "split-inputs"),
     "no_sync": ("1", "whole-gradients"),
     "autocast": ("1", "autocast"),
