@@ -64,6 +64,7 @@ class Drawn:
 
     script: Path
     wanted: dict[str, int | str] = field(default_factory=dict)
+    others: tuple[str, ...] = ()  # files that the user names behind it
 
 
 def draw_script(rng: Random, folder: Path) -> Drawn:
@@ -84,7 +85,8 @@ def draw_script(rng: Random, folder: Path) -> Drawn:
     lines += rng.sample(_IDLE, rng.choice([0, 0, 1]))
     script = place / "run.sh"
     script.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return Drawn(script, wanted)
+    files = sorted(path for path in folder.rglob("[yz]*.*") if path.suffix in (".json", ".yaml"))
+    return Drawn(script, wanted, tuple(map(str, files)) if rng.random() < 0.3 else ())
 
 
 def _batch_lines(rng: Random) -> list[str]:
@@ -153,7 +155,7 @@ def _deepspeed(rng: Random, zero: int) -> dict[str, object]:
 def way_of(drawn: Drawn) -> tuple[str, str]:
     """How a script is read, "as meant", "refused" or "otherwise", with the difference."""
     try:
-        system, files = system_and_files((str(drawn.script),), "")
+        system, files = system_and_files((str(drawn.script), *drawn.others), "")
         job = read_job_of(SOURCES[system], files, Asked()).job
     except PlanError as fault:
         return "refused", f"{drawn.script.read_text(encoding='utf-8')}\n{fault}\n"

@@ -44,6 +44,18 @@ def test_a_file_that_a_file_of_the_last_command_names_counts() -> None:
     assert job_read(texts | MODEL)[1].job.plan.zero == 2
 
 
+@pytest.mark.parametrize("name", ["z.json", "ds_config.json"])
+def test_a_file_that_a_file_of_another_command_names_is_left_out(name: str) -> None:
+    """The model's config.json, whose name is the end of another, stays."""
+    accelerate = f"distributed_type: DEEPSPEED\ndeepspeed_config: {{deepspeed_config_file: {name}}}\n"
+    texts = script(
+        f"accelerate launch --config_file a.yaml a.py {OPTIONS}", f"torchrun --nproc_per_node 8 a.py {OPTIONS}"
+    )
+    answer = job_read(texts | {"a.yaml": accelerate, name: SHARDS} | MODEL)[1]
+    assert (answer.job.plan.zero, answer.job.plan.dp) == (0, 8)
+    assert sum("is left out" in note for note in answer.assumed) == 2
+
+
 def test_options_of_another_configuration_are_left_out() -> None:
     other = {"m.yaml": FACTORY["l.yaml"].replace("2048", "512") + "seed: 3\n"}
     run = script("llamafactory-cli train m.yaml", "llamafactory-cli train l.yaml")

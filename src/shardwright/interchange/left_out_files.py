@@ -24,13 +24,20 @@ def left_out(texts: Mapping[str, str], command: Launched, rivals: Set[str]) -> l
     """The files that neither the command that is read names nor a configuration of its own: of those that earlier
     training commands name, and of `rivals`, the paths of files that nobody named to us and that may be of another."""
     suspects = {name for name in texts if PurePath(name).name in command.of_others or name in rivals}
+    left = [texts[name] for name in suspects if PurePath(name).name not in command.named]
+    suspects |= {name for name in texts if any(_names(text, name) for text in left)}  # which these name
     suspects = {name for name in suspects if PurePath(name).name not in command.named}
     kept = [*command.written.values()]
     kept += [text for name, text in texts.items() if name not in suspects and name.lower().endswith(CONFIGURATIONS)]
-    while further := [name for name in suspects if any(PurePath(name).name in text for text in kept)]:
+    while further := [name for name in suspects if any(_names(text, name) for text in kept)]:
         kept = [texts[name] for name in further]
         suspects -= {*further}
     return [name for name in texts if name in suspects | _doubled(texts, suspects, rivals)]
+
+
+def _names(text: str, path: str) -> bool:
+    """True if a text has the name of a file, and not as the end of another one."""
+    return bool(re.search(rf"(?<![\w.-]){re.escape(PurePath(path).name)}", text))
 
 
 def _doubled(texts: Mapping[str, str], suspects: Set[str], rivals: Set[str]) -> set[str]:

@@ -52,7 +52,7 @@ _MODEL_FILE = re.compile(rf"\bconfig_name[=\s]\s*[\"']?{_FILE}")
 _YAML = (".yaml", ".yml")
 _MOST_BYTES, _MOST_BASES = MIB, 16
 _MOST_ABOVE, _MOST_ROUNDS, _MOST_ENDS = 6, 3, 12
-_MOST_IN_LIBRARY = 400
+_MOST_IN_LIBRARY, _MOST_NAMED = 400, 64
 
 
 def text_of(path: Path) -> str:
@@ -122,7 +122,7 @@ def rival_texts(file: Path, texts: Mapping[str, str], named: Collection[str]) ->
         plain = [_COMMENT.sub("", text) for text in known.values()]
         folders = _entered(file, plain)
         wanted += [name for pattern in _ENGINES for text in plain for name in pattern.findall(text)]
-        ends = [_CLIMBING.sub("", name) for name in dict.fromkeys(wanted)]
+        ends = [_CLIMBING.sub("", name) for name in [*dict.fromkeys(wanted)][:_MOST_NAMED]]
         there = [path for name in ends if (path := below(file, name, folders)) is not None and str(path) not in known]
         paths = [path for path in dict.fromkeys(there) if _is_configuration(path)][:_MOST_BASES]
         names = [PurePath(name).name for name in (*known, *map(str, paths))]
@@ -150,8 +150,9 @@ def _entered(file: Path, texts: Sequence[str]) -> list[Path]:
 
 def _folders_of_cd(texts: Sequence[str]) -> list[tuple[str, ...]]:
     """The parts of the names of folders that scripts go to, without those that climb."""
-    names = [name.strip("/") for text in texts for name in _CD.findall(text)]
-    return [PurePath(name).parts for name in names if ".." not in PurePath(name).parts and name.strip("./")]
+    names = [name.strip("/") for text in texts for name in _CD.findall(text)[:_MOST_ENDS]]
+    paths = [PurePath(name).parts[-_MOST_ABOVE:] for name in names if name.strip("./")]
+    return [parts for parts in paths if ".." not in parts]
 
 
 def _taken(file: Path, named: Collection[str], folders: Sequence[Path]) -> list[Path]:
@@ -170,9 +171,10 @@ class _Kind(Enum):
 
 def _is_configuration(path: Path) -> bool:
     """True for a file that says how things are split or has options of a program, and not for one of data."""
-    if os.path.getsize(path) > _MOST_BYTES:
+    try:
+        text = text_of(path)
+    except (FileFault, OSError):
         return False
-    text = text_of(path)
     return bool(_OF_ENGINES.search(text) or _OF_PROGRAMS.search(text))
 
 
