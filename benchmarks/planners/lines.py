@@ -53,7 +53,7 @@ DATA_SETS = (
     DataSet("others", "others", "others", ("others",)),
     DataSet("runs-2026", "runs-2026", "runs-2026", ("runs-2026",)),
     DataSet("unseen", "unseen", "unseen", ("unseen",)),
-    *(DataSet(name, name, name, (name,)) for name in (f"unseen-{number}" for number in range(2, 8))),
+    *(DataSet(name, name, name, (name,)) for name in (f"unseen-{number}" for number in range(2, 9))),
     DataSet("playbook", "playbook", "playbook-memory", ("playbook-memory",)),
 )
 
