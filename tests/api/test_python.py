@@ -154,8 +154,8 @@ def test_a_field_or_a_number_of_gpus_that_is_no_section_is_told_where_it_belongs
 
 def test_a_command_that_a_job_does_not_have_is_told_the_way() -> None:
     job = sw.load("quickstart")
-    with pytest.raises(AttributeError, match=r"no attribute 'launch'; a job has .*estimate, .*save\('job.toml'\)"):
-        job.launch()
+    with pytest.raises(AttributeError, match=r"no attribute 'verify'; a job has .*estimate, .*save\('job.toml'\)"):
+        job.verify()
     assert not hasattr(job, "__unknown__") and {"estimate", "plan"} <= set(dir(job))
     assert set(sw.__all__) <= set(dir(sw)) and not {"Any", "import_module"} & set(dir(sw))
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from interchange.test_faults import LLAMA, MEGATRON, read
-from shardwright.cli.interchange import held_to
+from shardwright.api.plans_of_system import held_to
 from shardwright.interchange.system import SYSTEMS
 from shardwright.planner.search.constraints import Constraints
 

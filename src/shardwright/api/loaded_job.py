@@ -14,7 +14,7 @@ from shardwright.api.explained import Explained
 from shardwright.api.found_plans import FoundPlans, PlanQuestion, found_plans
 from shardwright.api.scaled import Scaled, scaled
 from shardwright.api.simulated import Simulated
-from shardwright.config.asked_cluster import AskedCluster
+from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import any_of, say
@@ -27,6 +27,8 @@ from shardwright.report.timeline.job_study import study_job
 from shardwright.report.toml_files import job_toml, write_toml
 
 if TYPE_CHECKING:
+    from shardwright.api.exported_job import ExportedJob
+    from shardwright.api.launched import LaunchedJob
     from shardwright.api.training import TrainingResult
 
 
@@ -204,6 +206,52 @@ class Job(AskedJob):
         options.check(self.subject)
         return train_job(self.to_run(), StartOptions(fresh, weights_from))
 
+    def launch(self, launcher: str = "slurm", *, job_file: str | Path = "", **options: str | int) -> "LaunchedJob":
+        """The command `launch`: what starts the job on its cluster, by "slurm", "kubernetes" or "torchrun". Raises
+        PlanError.
+
+        `options` are the command's, with _ for -: time, partition, account, image, port and so on; its --for is
+        `target`. A script starts a file: a job of fields, or with a cluster of its own, is written to `job_file` first.
+
+        >>> job = load("quickstart", "cluster.devices_per_node=8", "cluster.nodes=1", "run.device=cpu")
+        >>> job.launch("slurm", time="1:00:00").script.splitlines()[0]
+        '#!/bin/bash'
+        """
+        from shardwright.api.launched import launch_options, launched, refuse_lacking, system_that_runs
+        from shardwright.api.plans_of_system import job_of_system
+
+        given = GivenOptions()
+        file = given.text("job_file", job_file, "job.toml")
+        given.check(self.subject)
+        asked = launch_options(self.subject, launcher, options)
+        words = (file,) if file or asked.target else self._words()
+        if asked.target:
+            system = system_that_runs(asked.target, self.subject)
+            spec, _ = job_of_system(system, self)
+            refuse_lacking(system, spec)
+        else:
+            spec = self.to_run()
+        result = launched(spec, words, asked)
+        if file:
+            write_toml(Path(file), spec, "job_file")
+        return result
+
+    def export(self, system: str) -> "ExportedJob":
+        """The command `export`: the job as files of another training system, such as "megatron". Raises PlanError, with
+        all that the system lacks and the nearest plan that it has.
+
+        >>> list(load("quickstart", "cluster.device=h100-sxm", "plan.zero=0").export("megatron").files)
+        ['run.sh']
+        """
+        from shardwright.api.exported_job import exported_job
+        from shardwright.api.plans_of_system import job_of_system
+        from shardwright.interchange.system import SYSTEMS
+
+        options = GivenOptions()
+        target = SYSTEMS[options.one_of("system", system, SYSTEMS.names)]
+        options.check(self.subject)
+        return exported_job(target, job_of_system(target, self)[0])
+
     def toml(self) -> str:
         """The job under its plan, as the text of a TOML file."""
         return job_toml(self.spec)
@@ -214,6 +262,16 @@ class Job(AskedJob):
         name = options.text("path", path, "job.toml")
         options.check("save")
         write_toml(Path(name), self.spec, "save")
+
+    def _words(self) -> tuple[str, ...]:
+        """The arguments of `train` that name the job as it is. PlanError for a job that they can't name."""
+        if not isinstance(self.job, str) or self.cluster != NOTHING_ASKED:
+            fault = say(
+                "the job is not of one file or name, and a script starts one; say job_file='job.toml', to which it is "
+                "written"
+            )
+            raise PlanError(self.subject, [fault])
+        return (self.job, *(word for override in self.overrides for word in ("--set", override)))
 
     def _cluster_options(self) -> dict[str, Any]:
         return vars(self.cluster)

@@ -1,14 +1,13 @@
 """The commands that import jobs from other training systems, and export jobs to them."""
 
 import json
-from collections.abc import Callable
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.checked_job import load, tell_notes
+from shardwright.cli.checked_job import tell_notes
 from shardwright.cli.command_language import command_language
 from shardwright.cli.job_options import (
     JobCommand,
@@ -24,7 +23,6 @@ from shardwright.cli.job_options import (
 from shardwright.cli.progress_bar import search_shown
 from shardwright.cli.system_option import ListedSystemOption, SystemOption
 from shardwright.config.phrase import in_language, say
-from shardwright.config.user_file import system_reason
 
 if TYPE_CHECKING:
     from shardwright.api.asked_job import JobToPlan
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
     from shardwright.interchange.job_files import JobFiles
     from shardwright.interchange.system import System
     from shardwright.planner.advice.advice import Advice
-    from shardwright.planner.advice.objections import Objection
-    from shardwright.planner.search.constraints import Constraints
 
 
 class ImportCommand(PredictCommand):
@@ -134,75 +130,33 @@ def export_job(
     A plan that the system does not have is refused, with all that it lacks and the nearest plan that it has. JOB may be
     a model, with --devices and --device: then the plan is the best one that the system has, as of `plan --for`.
     """
-    from shardwright.config.base import PlanError
-    from shardwright.interchange.exported import Lacking, exported
+    from shardwright.api.exported_job import exported_job
     from shardwright.interchange.system import SYSTEMS
-    from shardwright.report.imported_text import exported_notes, nearest_export
-    from shardwright.report.output import write_output
 
     target = SYSTEMS[system]
-    spec = job_to_export(target, job, overrides, asked_cluster(cluster_fields))
-    try:
-        result = exported(target, spec)
-    except Lacking as error:
-        raise PlanError(error.subject, error.faults, nearest_export(target, spec, error)) from None
+    result = exported_job(target, job_to_export(target, job, overrides, asked_cluster(cluster_fields)))
     if out:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            fault = say(
-                "--out {folder} can't be made: {reason}; name another folder",
-                folder=str(out),
-                reason=system_reason(error),
-            )
-            raise PlanError(say("output"), [fault]) from None
-        for name, text in result.files.items():
-            write_output(out / name, text, "--out")
-        written = [say("wrote {file}", file=str(out / name)) for name in result.files]
+        written = [say("wrote {file}", file=str(file)) for file in result.save(out, "--out")]
         click.echo("\n".join(in_language(line, language) for line in written), err=True)
     elif not as_json:
-        for name, text in result.files.items():
-            click.echo((f"# ---- {name}\n" if len(result.files) > 1 else "") + text, nl=False)
+        click.echo(result.text, nl=False)
     if as_json:
-        left_out, rate = list(result.left_out), result.unsaid_learning_rate
-        click.echo(json.dumps({"files": result.files, "left_out": left_out, "unsaid_learning_rate": rate}))
-    elif notes := exported_notes(result, target, language):
+        click.echo(json.dumps(result.to_dict()))
+    elif notes := result.notes(language):
         click.echo(notes, err=True)
 
 
 def job_to_export(target: "System", job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> "JobSpec":
-    """The job under its own plan; a model, or half a plan, under the best plan that a system has. Raises PlanError."""
-    from functools import partial
-
+    """The job under its own plan; a model, or half a plan, under the best plan that a system has. Notes go to standard
+    error. Raises PlanError."""
     from shardwright.api.asked_job import AskedJob
-    from shardwright.api.found_plans import PlanQuestion, found_plans
-    from shardwright.config.base import PlanError
-    from shardwright.report.plans_text import plan_words
+    from shardwright.api.plans_of_system import job_of_system
 
     asked_job = AskedJob(job, overrides, cluster)
-    if not asked_job.needs_plan:
-        return load(job, overrides, cluster)
-    own_notes = asked_job.notes
-    _, to_plan = planned_for(target.name, asked_job.to_plan())
-    restrict = partial(held_to, target, to_plan.job.cluster.software)
-    with search_shown(command_language()):
-        plans = found_plans(
-            asked_job.subject, to_plan, PlanQuestion(), restrict, objection=partial(export_objection, target)
-        )
-    if plans.best is None:
-        fault = say(
-            "no plan that {system} has fits on {cluster}; use more --devices",
-            system=target.title,
-            cluster=f"{to_plan.job.cluster.num_devices:,} {to_plan.job.cluster.device}",
-        )
-        raise PlanError(asked_job.subject, [fault])
-    chosen = say(
-        "the plan is what `plan --for {name}` recommends: {plan}; set plan.tp and others for your own",
-        name=target.name,
-        plan=plan_words(plans.best.plan),
-    )
-    tell_notes((*own_notes, chosen), aside=True)
-    return plans.best
+    with search_shown(command_language()) if asked_job.needs_plan else nullcontext():
+        spec, notes = job_of_system(target, asked_job)
+    tell_notes(notes, aside=True)
+    return spec
 
 
 def from_options(command: Any) -> Any:
@@ -272,6 +226,7 @@ def changes(
 ) -> "str | dict[str, Any]":
     """The changes of settings that make the imported job faster, as text in a language; as data for JSON if it is
     None."""
+    from shardwright.api.plans_of_system import export_objection
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.priced_plan import priced
     from shardwright.report.flag_changes import changes_dict, changes_text, faster_plans
@@ -283,71 +238,3 @@ def changes(
     first = advice.recommendation.plan.job if advice.recommendation else None
     is_lacking = first is not None and export_objection(origin.system, first) is not None
     return changes_text(origin, own_plan, faster, language, is_lacking=is_lacking)
-
-
-def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
-    """A system, and the job as its software unless it names other software than this runtime, with a note on
-    exporting."""
-    from dataclasses import replace
-
-    from shardwright.config.software import software_of
-    from shardwright.interchange.system import SYSTEMS
-
-    system = SYSTEMS[name]
-
-    def of_system(job: "JobSpec") -> "JobSpec":
-        if not software_of(job.cluster.software).is_own:
-            return job
-        return job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": system.software})})
-
-    own_job = to_plan.own_job and of_system(to_plan.own_job)
-    noted = _with_export_note(system, to_plan)
-    return system, replace(noted, job=of_system(to_plan.job), own_job=own_job)
-
-
-def _with_export_note(system: "System", to_plan: "JobToPlan") -> "JobToPlan":
-    """The job with a note on how a plan of a system is written."""
-    from dataclasses import replace
-
-    note = say(
-        "every plan is one that {title} has: write it with --toml FILE, and `shardwright export FILE --to {name}` "
-        "writes its files",
-        title=system.title,
-        name=system.name,
-    )
-    return replace(to_plan, notes=(*to_plan.notes, note))
-
-
-def kept_to(
-    name: str | None, system: "System | None", to_plan: "JobToPlan"
-) -> "tuple[System | None, JobToPlan, Callable[[JobSpec], Objection | None] | None]":
-    """The system to whose plans a search is held, the job for it, and the objection to plans that it does not have: the
-    system of a name, or else that of the job's own files, unless that has not what the job trains, whatever its plan
-    is. All are as given and None where neither is there."""
-    if name:
-        named, to_plan = planned_for(name, to_plan)
-        return named, to_plan, partial(export_objection, named)
-    own = export_objection(system, to_plan.own_job) if system and to_plan.own_job else None
-    if system is None or (own and not own.fields):
-        return system, to_plan, None
-    return system, _with_export_note(system, to_plan), partial(export_objection, system)
-
-
-def export_objection(system: "System", job: "JobSpec") -> "Objection | None":
-    """The first reason why a system does not have a job as it is, with the fields at fault; None if it has."""
-    from shardwright.interchange.exported import Lacking, exported
-    from shardwright.planner.advice.objections import Objection
-
-    try:
-        exported(system, job)
-    except Lacking as error:
-        names = [name.removeprefix("plan.") for name in error.fields if name.startswith("plan.")]
-        return Objection(error.faults[0], {name: getattr(job.plan, name) for name in names})
-    return None
-
-
-def held_to(system: "System", software: str, constraints: "Constraints") -> "Constraints":
-    """The constraints, reduced to values that the system supports, and the generation of it that prices the job."""
-    from dataclasses import replace
-
-    return replace(constraints, among={**constraints.among, **system.has(software)})

@@ -11,15 +11,11 @@ from shardwright.cli.command_language import tell
 from shardwright.cli.interchange import job_to_export
 from shardwright.cli.job_options import JobCommand, file_option, job_options, language_option
 from shardwright.cli.system_option import SystemOption
-from shardwright.config.phrase import ENGLISH, either, note_phrase, say
+from shardwright.config.phrase import ENGLISH, note_phrase, say
 from shardwright.report.document import paragraph, part_text
 
 if TYPE_CHECKING:
     from shardwright.config.job import JobSpec
-    from shardwright.report.launch.launch_description import Launch
-    from shardwright.report.launch.launch_options import Launcher, LaunchOptions
-
-_LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
 
 
 @click.command(
@@ -66,130 +62,41 @@ def launch(
     Nodes and ranks follow from the cluster and the plan, restarts and saving from [run] and [checkpoint], what NCCL is
     told of the links from [cluster.network]. Notes on standard error tell what nobody has stated.
     """
-    from shardwright.report.launch.launch_options import LaunchOptions
-
-    launchers = tuple(name for name in _LAUNCHERS if launch_fields.pop(name))
-    options = LaunchOptions(launchers, **{name: value for name, value in launch_fields.items() if value is not None})
-    description = _description(job, overrides, options)
-    text, notes = _software_text_and_notes(description) if options.target else _text_and_notes(description)
-    if out is not None:
-        from shardwright.report.output import write_output
-
-        write_output(out, text, "--out")
-    for note in notes:
-        click.echo(part_text(paragraph(note_phrase(note)), ENGLISH if as_json else language), err=True)
-    if as_json:
-        click.echo(json.dumps(_as_dict(description, text, notes)))
-    elif out is None:
-        click.echo(text, nl=False)
-    else:
-        tell(
-            say(
-                "{heading}: written to {file}; start it with `{command}`",
-                heading=description.heading,
-                file=str(out),
-                command=_start(description, out),
-            )
-        )
-
-
-def _description(job: str, overrides: tuple[str, ...], options: "LaunchOptions") -> "Launch":
-    """The description of a launch. PlanError with every fault of the job and of the options."""
-    from shardwright.api.run_start import refuse_unstated
+    from shardwright.api.launched import launched
     from shardwright.config.base import PlanError
-    from shardwright.report.launch.launch_description import launch_of
-    from shardwright.train.launch.run_folder import folder_of
+    from shardwright.report.launch.launch_options import LAUNCHERS, LaunchOptions
 
+    launchers = tuple(name for name in LAUNCHERS if launch_fields.pop(name))
+    options = LaunchOptions(launchers, **{name: value for name, value in launch_fields.items() if value is not None})
     try:
         spec = _job_of_target(job, overrides, options.target) if options.target else load_to_run(job, overrides)
     except PlanError as error:
         raise PlanError(error.subject, error.faults + options.faults(), error.way_out) from None
-    words = (job, *(word for override in overrides for word in ("--set", override)))
-    description = launch_of(spec, words, options, folder=Path.cwd(), run_folder=folder_of(spec))
-    refuse_unstated(spec, description.layout.servers, or_long=True)
-    return description
+    result = launched(spec, (job, *(word for override in overrides for word in ("--set", override))), options)
+    start = "" if out is None else result.save(out, "--out")
+    for note in result.notes:
+        click.echo(part_text(paragraph(note_phrase(note)), ENGLISH if as_json else language), err=True)
+    if as_json:
+        click.echo(json.dumps(result.to_dict()))
+    elif out is None:
+        click.echo(result.script, nl=False)
+    else:
+        tell(
+            say(
+                "{heading}: written to {file}; start it with `{command}`",
+                heading=result.description.heading,
+                file=str(out),
+                command=start,
+            )
+        )
 
 
 def _job_of_target(job: str, overrides: tuple[str, ...], target: str) -> "JobSpec":
     """The job for other software, under a plan that it has. Raises PlanError."""
+    from shardwright.api.launched import refuse_lacking, system_that_runs
     from shardwright.config.asked_cluster import NOTHING_ASKED
-    from shardwright.config.base import PlanError
-    from shardwright.interchange.exported import Lacking, exported
-    from shardwright.interchange.system import SYSTEMS
-    from shardwright.report.imported_text import nearest_export
 
-    system = SYSTEMS[target]
-    if system.run_files is None:
-        known = [one.name for one in SYSTEMS.values() if one.run_files is not None]
-        fault = say(
-            "--for {name}: how its data and checkpoints are said is not known here; take {known}, or `shardwright "
-            "export JOB --to {name}` and add them",
-            name=target,
-            known=either(known),
-        )
-        raise PlanError(say("job {name}", name=job), [fault])
+    system = system_that_runs(target, say("job {name}", name=job))
     spec = job_to_export(system, job, overrides, NOTHING_ASKED)
-    try:
-        exported(system, spec)
-    except Lacking as error:
-        raise PlanError(error.subject, error.faults, nearest_export(system, spec, error)) from None
+    refuse_lacking(system, spec)
     return spec
-
-
-def _software_text_and_notes(description: "Launch") -> tuple[str, list[str]]:
-    """The text to write for other software, and notes to print. Raises PlanError."""
-    from shardwright.api.run_start import regretted_warmup, unseen_paths
-    from shardwright.interchange.system import SYSTEMS
-    from shardwright.report.launch.launch_description import predicted_step_s
-    from shardwright.report.launch.software_script import software_notes, software_script
-
-    system, job = SYSTEMS[description.options.target], description.job
-    assert system.run_files is not None
-    files = system.run_files.write(job, description.folder, predicted_step_s(job))
-    unseen = unseen_paths(job, description.folder)
-    notes = [*regretted_warmup(job), *unseen, *description.notes, *software_notes(description, system)]
-    return software_script(description, system, files), notes
-
-
-def _text_and_notes(description: "Launch") -> tuple[str, list[str]]:
-    """The text to write, and notes to print."""
-    from shardwright.api.run_start import regretted_defaults, unseen_paths
-
-    launcher = description.options.launcher
-    unseen = unseen_paths(description.job, description.folder)
-    notes = [*regretted_defaults(description.job), *unseen, *description.notes]
-    if launcher == "slurm":
-        from shardwright.report.launch.slurm_script import slurm_script
-
-        return slurm_script(description), notes
-    if launcher == "torchrun":
-        from shardwright.report.launch.torchrun_command import torchrun_command, torchrun_notes
-
-        return torchrun_command(description), notes + torchrun_notes(description)
-    from shardwright.report.launch.kubernetes_manifest import kubernetes_manifest, kubernetes_notes
-
-    return kubernetes_manifest(description), notes + kubernetes_notes(description)
-
-
-def _start(description: "Launch", out: Path) -> str:
-    return {"slurm": f"sbatch {out}", "kubernetes": f"kubectl create -f {out}", "torchrun": f"bash {out}"}[
-        description.options.launcher
-    ]
-
-
-def _as_dict(description: "Launch", text: str, notes: list[str]) -> dict[str, Any]:
-    layout = description.layout
-    return {
-        "launcher": description.options.launcher,
-        "servers": layout.servers,
-        "ranks_per_server": layout.ranks_per_server,
-        "ranks": description.job.plan.world,
-        "port": description.options.port,
-        "environment": description.links.variables,
-        "left_to_you": {unset.variable: unset.meaning for unset in description.links.placeholders},
-        "max_restarts": description.max_restarts,
-        "save_s": description.save_s or None,
-        "time_limit_s": description.options.limit_s or None,
-        "notes": notes,
-        "text": text,
-    }

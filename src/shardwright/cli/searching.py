@@ -11,7 +11,7 @@ from shardwright.cli.answer_pages import tell_answer
 from shardwright.cli.checked_job import load_predicted, load_to_plan, tell_notes
 from shardwright.cli.cluster_option_names import CLUSTER_OPTIONS
 from shardwright.cli.command_language import command_language
-from shardwright.cli.interchange import changes, held_to, kept_to, load_from
+from shardwright.cli.interchange import changes, load_from
 from shardwright.cli.job_options import (
     PredictCommand,
     TokenCount,
@@ -178,6 +178,7 @@ def plan(
     the fastest is recommended. JOB's own plan, if it has one, is compared with what is found.
     """
     from shardwright.api.found_plans import PlanQuestion, found_plans
+    from shardwright.api.plans_of_system import held_to, kept_to
     from shardwright.config.base import together
     from shardwright.interchange.carried_data import with_paths_from
     from shardwright.report.toml_files import write_toml

@@ -8,6 +8,7 @@ from shardwright.config import largest
 from shardwright.config.phrase import both, say
 
 Launcher = Literal["slurm", "kubernetes", "torchrun"]
+LAUNCHERS: tuple[Launcher, ...] = ("slurm", "kubernetes", "torchrun")
 
 _LAUNCHERS_OF_OPTION: dict[str, tuple[Launcher, ...]] = {
     "time": ("slurm", "kubernetes"),
