@@ -104,8 +104,10 @@ def test_a_source_that_is_short_goes_on_with_another_epoch(tmp_path: Path) -> No
     assert Counter(chr(row[0]) for row in rows.tolist()) == {"a": 500, "b": 300, "c": 200}
     lines = PlaceInData.at_beginning(tokens, JobSpec(data=data)).described(1000)
     epochs = [len(source.train_samples()) for source in tokens.sources]
+    often = lines.pop(2)
     assert [line.split(" of the samples")[0] for line in lines] == ["50.00 %", "30.00 %", "20.00 %"]
     assert lines[1].endswith(f"300 in this run, of {epochs[1]:,} ({300 / epochs[1]:.2f} epochs)")
+    assert often.startswith(f"note: the run goes over these data {300 / epochs[1]:,.0f} times")
     assert epochs[1] < 10
     assert tokens.num_train_tokens == sum(source.num_train_tokens for source in tokens.sources)
     held_out = tokens.validation_samples()

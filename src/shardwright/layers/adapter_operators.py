@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.config.nf4_rows import element_bytes
-from shardwright.layers.operators import HALF, Context, Exchange, MatrixProduct, Operator
+from shardwright.layers.kept_inputs import HALF
+from shardwright.layers.operators import Context, Exchange, MatrixProduct, Operator
 
 
 def adapted(c: Context, operator: Operator) -> Operator:

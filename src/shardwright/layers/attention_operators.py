@@ -11,21 +11,10 @@ import numpy as np
 from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.layers.arrays import Numbers
-from shardwright.layers.kept_inputs import input_bytes
+from shardwright.layers.kept_inputs import FLOAT32, HALF, input_bytes
 from shardwright.layers.layer_operators import LayerOperator
 from shardwright.layers.layer_tensors import ATTENTION, LATENT
-from shardwright.layers.operators import (
-    FLOAT32,
-    HALF,
-    Context,
-    Exchange,
-    Exchanges,
-    MatrixProduct,
-    Operator,
-    Scores,
-    entering,
-    rise,
-)
+from shardwright.layers.operators import Context, Exchange, Exchanges, MatrixProduct, Operator, Scores, entering, rise
 
 
 def project(c: Context, o: LayerOperator) -> Operator:

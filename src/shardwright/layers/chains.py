@@ -15,8 +15,9 @@ from shardwright.layers import expert_operators as routed
 from shardwright.layers import operators as op
 from shardwright.layers.adapter_operators import adapted
 from shardwright.layers.arrays import Numbers
+from shardwright.layers.kept_inputs import HALF
 from shardwright.layers.layer_operators import ALWAYS_RECOMPUTED, LayerOperator, piece_operators
-from shardwright.layers.operators import HALF, Context, Operator
+from shardwright.layers.operators import Context, Operator
 from shardwright.layers.query import PlanGrid, named_operators
 
 Chain = tuple[Operator, ...]

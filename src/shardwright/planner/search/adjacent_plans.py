@@ -69,6 +69,13 @@ def variant_of_plan(job: JobSpec) -> PlanVariant:
     return PlanVariant(**fields, float8=job.precision.float8)
 
 
+def variant_in_space(job: JobSpec, constraints: Constraints) -> PlanVariant:
+    """The variant of the space that has a job's plan: where no ranks share a sequence, any method of context
+    parallelism is the one under which such plans stand there."""
+    variant = variant_of_plan(job)
+    return replace(variant, cp_method=space.method_of_one(constraints)) if job.plan.cp == 1 else variant
+
+
 def numbers_of_plan(job: JobSpec) -> dict[str, float]:
     """The numbers of a job's plan, by the names of a block's columns."""
     plan = job.plan
@@ -84,7 +91,7 @@ def _adjacent_to(
     job: JobSpec, constraints: Constraints, rows: Columns, variants: Sequence[PlanVariant], plan: JobSpec
 ) -> Iterator[PlanBlock]:
     """Yield the legal plans adjacent to one plan, a block for each variant."""
-    own_variant, numbers = variant_of_plan(plan), numbers_of_plan(plan)
+    own_variant, numbers = variant_in_space(plan, constraints), numbers_of_plan(plan)
     rows_of_degrees = select(rows, np.all([rows[name] == numbers[name] for name in _EQUAL_NUMBERS], axis=0))
     num_changed = sum(
         (rows_of_degrees[name] != numbers[name]).astype(int) for name in DEGREES if name not in _EQUAL_NUMBERS

@@ -30,6 +30,7 @@ from shardwright.config.software import software_of
 from shardwright.cost.calibration import Constants, Rates, rates_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.piece_time import PieceTime
+from shardwright.layers.kept_inputs import FLOAT32
 from shardwright.layers.memo import Memo, shard_words
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.memory.own_memory import least_of_layer
@@ -313,7 +314,10 @@ def state_bytes(job: JobSpec, block: PlanBlock, memo: Memo) -> tuple[Column, Col
     zero = columns["zero"]
     share = 1 / np.maximum(*(layout(grid, shards).size for shards in SHARDS.values()))
     software = software_of(job.cluster.software)
-    rest = columns["rest_bytes"] + columns["parameters_bytes"] * (zero < 3)
+    kept = np.where(zero < 3, 1.0, 0.0)  # of the parameters
+    if software.zero.gathers_beside:  # what ZeRO-2 gathered is narrower, and its shards beside it may be small
+        kept = np.where(zero == 2, (grid.element_bytes - software.float8_gather) / FLOAT32, kept)
+    rest = columns["rest_bytes"] + columns["parameters_bytes"] * kept
     gradients = columns["gradients_bytes"] * np.where(zero < 2, 1.0, share)
     hosted = software.zero.hosts_gradients * (zero > 0)  # of gradients, where the optimizer state is in host memory
     offloaded = columns["offload_optimizer"]

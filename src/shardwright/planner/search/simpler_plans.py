@@ -15,7 +15,7 @@ from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import Constants
 from shardwright.layers.memo import Memo
 from shardwright.planner.search import space
-from shardwright.planner.search.adjacent_plans import variant_of_plan
+from shardwright.planner.search.adjacent_plans import variant_in_space
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import DEGREES, Column, Columns, PlanBlock, PlanVariant, join_blocks, select
@@ -77,7 +77,7 @@ def _blocks(
     job: JobSpec, constraints: Constraints, rows: Columns, known_jobs: Sequence[JobSpec]
 ) -> Iterator[PlanBlock]:
     """The simpler plans, in one block for each variant whose schedules may differ."""
-    known_variants = [variant_of_plan(known_job) for known_job in known_jobs]
+    known_variants = [variant_in_space(known_job, constraints) for known_job in known_jobs]
     simple = [PlanVariant(recompute=facts.name) for facts in searched_recomputes() if facts.is_simple]
     policies = {variant.recomputation for variant in (*simple, *known_variants)}
     blocks_of: dict[PlanVariant, list[PlanBlock]] = {}

@@ -181,7 +181,7 @@ def variants_of(job: JobSpec, constraints: Constraints, columns: Columns) -> lis
     precisions = sorted({job.precision.float8, constraints.float8}, key=lambda name: name != job.precision.float8)
     variants = []
     schedules = searched() if (columns["pp"] > 1).any() else ("1f1b",)
-    methods = CONTEXT_METHODS.names if (columns["cp"] > 1).any() else (_method_of_one(constraints),)
+    methods = CONTEXT_METHODS.names if (columns["cp"] > 1).any() else (method_of_one(constraints),)
     dispatches = ("direct", "node-aware") if (columns["ep"] > 1).any() else ("direct",)
     for policy, schedule, method, dispatch, float8 in product(
         (policy for policy in recomputations() if _allows_recompute(constraints, policy)),
@@ -252,7 +252,7 @@ def admits_schedule(columns: Columns, schedule: str, constraints: Constraints) -
     return admitted
 
 
-def _method_of_one(constraints: Constraints) -> str:
+def method_of_one(constraints: Constraints) -> str:
     """The method of context parallelism under which plans stand whose ranks share no sequence: ring, or the first that
     the software has."""
     methods = constraints.among.get("cp_method", ("ring",))
@@ -270,7 +270,7 @@ def _admits_methods(job: JobSpec, constraints: Constraints, columns: Columns, va
     elif facts.trades_heads:
         heads, kv_heads = model.heads // tp, model.num_kv_heads // tp
         shares &= (heads % cp == 0) & ((kv_heads % cp == 0) | (cp % kv_heads == 0))
-    mask &= shares | ((cp == 1) & (variant.cp_method == _method_of_one(constraints)))
+    mask &= shares | ((cp == 1) & (variant.cp_method == method_of_one(constraints)))
     if variant.dispatch == "node-aware":
         per_node, span = job.cluster.devices_per_node, columns["ep"] * columns["expert_tp"]
         node = of_stage_on_node(rank_grid(columns), per_node) if per_node else np.zeros_like(span)
