@@ -19,7 +19,7 @@ from shardwright.cost.update_time import Updated, elementwise_s, held_by_matrix,
 from shardwright.cost.wire_bytes import RING_ROUNDS
 from shardwright.layers.arrays import Array, Numbers
 from shardwright.layers.chains import chains
-from shardwright.layers.kept_inputs import FLOAT32
+from shardwright.layers.layer_tensors import FLOAT32
 from shardwright.layers.query import Run
 from shardwright.layers.stage_contents import PipelineRanks
 from shardwright.sharding.groups import num_replicas

@@ -20,7 +20,7 @@ from shardwright.cost.token_copies import copies_to
 from shardwright.cost.topology import Group
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.chains import Chain, chains, kept_bytes, share_run_again
-from shardwright.layers.kept_inputs import FLOAT32, HALF
+from shardwright.layers.layer_tensors import FLOAT32, HALF
 from shardwright.layers.operators import Context, Exchange, Operator
 from shardwright.layers.query import Run
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.config.nf4_rows import element_bytes
-from shardwright.layers.kept_inputs import HALF
+from shardwright.layers.layer_tensors import HALF
 from shardwright.layers.operators import Context, Exchange, MatrixProduct, Operator
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.layers.arrays import Numbers
-from shardwright.layers.kept_inputs import FLOAT32, HALF, input_bytes
+from shardwright.layers.kept_inputs import input_bytes
 from shardwright.layers.layer_operators import LayerOperator
-from shardwright.layers.layer_tensors import ATTENTION, LATENT
+from shardwright.layers.layer_tensors import ATTENTION, FLOAT32, HALF, LATENT
 from shardwright.layers.operators import Context, Exchange, Exchanges, MatrixProduct, Operator, Scores, entering, rise
 
 

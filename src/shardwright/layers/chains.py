@@ -15,8 +15,8 @@ from shardwright.layers import expert_operators as routed
 from shardwright.layers import operators as op
 from shardwright.layers.adapter_operators import adapted
 from shardwright.layers.arrays import Numbers
-from shardwright.layers.kept_inputs import HALF
 from shardwright.layers.layer_operators import ALWAYS_RECOMPUTED, LayerOperator, piece_operators
+from shardwright.layers.layer_tensors import HALF
 from shardwright.layers.operators import Context, Operator
 from shardwright.layers.query import PlanGrid, named_operators
 

@@ -6,8 +6,8 @@ Letters and units are those of operators.py.
 from dataclasses import replace
 
 from shardwright.layers.arrays import Numbers
-from shardwright.layers.kept_inputs import FLOAT32, HALF
 from shardwright.layers.layer_operators import LayerOperator
+from shardwright.layers.layer_tensors import FLOAT32, HALF
 from shardwright.layers.operators import Context, Exchange, MatrixProduct, Operator, enter
 from shardwright.sharding.block_sizes import logit_columns
 

@@ -15,9 +15,8 @@ import numpy as np
 
 from shardwright.layers import operators as op
 from shardwright.layers.arrays import Numbers
-from shardwright.layers.kept_inputs import FLOAT32, HALF
 from shardwright.layers.layer_operators import LayerOperator
-from shardwright.layers.layer_tensors import ROUTING
+from shardwright.layers.layer_tensors import FLOAT32, HALF, ROUTING
 from shardwright.layers.operators import Context, Exchange, MatrixProduct, Operator, entering, leaving
 
 

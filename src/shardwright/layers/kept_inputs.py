@@ -10,9 +10,8 @@ from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.software import SoftwareSpec
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.layer_operators import LayerOperator
+from shardwright.layers.layer_tensors import FLOAT32, HALF
 from shardwright.layers.query import PlanGrid
-
-HALF, FLOAT32 = 2, 4
 
 
 def between_bytes(software: SoftwareSpec) -> int:

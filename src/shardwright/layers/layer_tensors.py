@@ -15,7 +15,7 @@ from typing import Any
 
 from shardwright.config.model_shape import ModelShape
 
-_FLOAT32 = 4
+HALF, FLOAT32 = 2, 4  # bytes of a number
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class AttentionTensors:
     heads: LayerTensor = LayerTensor("query, key and value", _heads_elements)
     traded_query: LayerTensor = LayerTensor("traded query", _attended_elements)
     attended: LayerTensor = LayerTensor("attended", _attended_elements)
-    log_sum_exp: LayerTensor = LayerTensor("log-sum-exp", lambda sizes: sizes.tokens * sizes.heads, _FLOAT32)
+    log_sum_exp: LayerTensor = LayerTensor("log-sum-exp", lambda sizes: sizes.tokens * sizes.heads, FLOAT32)
     product_out: PartialSum = PartialSum("output product")
 
 
@@ -203,7 +203,7 @@ class RoutingTensors:
     logits: ShardedTensor = ShardedTensor(
         "router logits",
         lambda sizes: sizes.routed * sizes.shape.gate_matrices[0].columns,
-        _FLOAT32,
+        FLOAT32,
         all_elements=lambda sizes: sizes.tokens * sizes.shape.gate_matrices[0].columns,
     )
     weights: LayerTensor = LayerTensor("weights", lambda sizes: sizes.sent)
@@ -214,7 +214,7 @@ class RoutingTensors:
     weighted_sum: PartialSum = PartialSum("weighted sum")
     routed_out: ShardedTensor = ShardedTensor("routed output")
     shared_out: ShardedTensor = ShardedTensor("shared output")
-    shared_gate_logits: LayerTensor = LayerTensor("shared gate logits", lambda sizes: sizes.tokens_here, _FLOAT32)
+    shared_gate_logits: LayerTensor = LayerTensor("shared gate logits", lambda sizes: sizes.tokens_here, FLOAT32)
     gated_out: ShardedTensor = ShardedTensor("gated output")
 
 

@@ -20,16 +20,9 @@ from shardwright.config.measured_table import Kernel
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.layers.arrays import Numbers
-from shardwright.layers.kept_inputs import (
-    HALF,
-    between_bytes,
-    input_bytes,
-    norm_kept,
-    num_entries,
-    num_kept_inputs,
-)
+from shardwright.layers.kept_inputs import between_bytes, input_bytes, norm_kept, num_entries, num_kept_inputs
 from shardwright.layers.layer_operators import LayerOperator, RecomputeUnit
-from shardwright.layers.layer_tensors import BLOCK, LayerTensor, TensorSizes
+from shardwright.layers.layer_tensors import BLOCK, HALF, LayerTensor, TensorSizes
 from shardwright.layers.query import PlanGrid
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ring"]

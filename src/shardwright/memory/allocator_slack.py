@@ -24,7 +24,7 @@ from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import MIB
 from shardwright.layers.arrays import Array, Numbers
 from shardwright.layers.chains import Chain
-from shardwright.layers.kept_inputs import HALF
+from shardwright.layers.layer_tensors import HALF
 from shardwright.layers.query import PlanGrid
 from shardwright.sharding.groups import SHARDS, layout
 

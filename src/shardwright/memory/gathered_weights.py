@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwright.config.software import SoftwareSpec
 from shardwright.layers.arrays import Numbers
-from shardwright.layers.kept_inputs import FLOAT32
+from shardwright.layers.layer_tensors import FLOAT32
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.sharding.groups import num_replicas
 

@@ -12,8 +12,7 @@ from shardwright.cost.calibration import software_under
 from shardwright.layers.arrays import Array, Numbers, stacked_rows
 from shardwright.layers.chains import Chain, cast_bytes, chains, kept_bytes, placeholder_elements, turn_bytes
 from shardwright.layers.embedding_head import logits, loss_bytes
-from shardwright.layers.kept_inputs import FLOAT32
-from shardwright.layers.layer_tensors import BLOCK
+from shardwright.layers.layer_tensors import BLOCK, FLOAT32
 from shardwright.layers.memo import Memo, layer_columns, layer_words
 from shardwright.layers.operators import Context
 from shardwright.layers.query import Run

@@ -23,7 +23,7 @@ from shardwright.cost.communicators import rooms_bytes
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.cost.update_time import held_by_matrix, scratch_bytes
 from shardwright.layers.arrays import Array, Numbers, entries, only, picked
-from shardwright.layers.kept_inputs import FLOAT32
+from shardwright.layers.layer_tensors import FLOAT32
 from shardwright.layers.memo import Memo
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.layers.stage_contents import PipelineRanks, all_ranks

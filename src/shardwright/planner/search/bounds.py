@@ -30,7 +30,7 @@ from shardwright.config.software import software_of
 from shardwright.cost.calibration import Constants, Rates, rates_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.piece_time import PieceTime
-from shardwright.layers.kept_inputs import FLOAT32
+from shardwright.layers.layer_tensors import FLOAT32
 from shardwright.layers.memo import Memo, shard_words
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.memory.own_memory import least_of_layer
