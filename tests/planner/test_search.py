@@ -115,7 +115,10 @@ def blocks(model: str, order: str = "searched") -> list[PlanBlock]:
     model=st.sampled_from(list(MODELS)),
     order=st.sampled_from(list(ORDERS)),
     software=st.sampled_from(
-        ["shardwright", "shardwright", "megatron-core", "megatron-deepspeed", "fsdp-2024", "deepspeed-2024"]
+        [
+            *["shardwright", "shardwright", "megatron-core", "megatron-deepspeed", "fsdp-2024", "deepspeed-2024"],
+            *["transformers-2024", "torchtune", "litgpt"],
+        ]
     ),
     data=st.data(),
 )
@@ -160,8 +163,8 @@ def test_no_bound_is_above_a_price(model: str, order: str, software: str, data: 
     for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, shipped(), Memo())):
         below_s, gathered_s = bounds.step_token_s(job, rows, token_s, rates, factor)
         assert (np.where(columns["zero"] == 3, gathered_s, below_s) + update_s <= below).all()
-    assert (bounds.unsharded_bytes(alone.memory) <= priced.memory.process).all()
-    held = PlanBlock(variant, columns | bounds.unsharded_parts(alone.memory))
+    assert (bounds.unsharded_bytes(job, alone.memory) <= priced.memory.process).all()
+    held = PlanBlock(variant, columns | bounds.unsharded_parts(job, alone.memory))
     for least_bytes in bounds.state_bytes(job, held, Memo()):
         assert (least_bytes <= priced.memory.process * (1 + 1e-12)).all()
     is_offloaded = columns["offload_optimizer"] > 0

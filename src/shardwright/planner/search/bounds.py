@@ -26,7 +26,7 @@ from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES, searched
-from shardwright.config.software import software_of
+from shardwright.config.software import SoftwareSpec, software_of
 from shardwright.cost.calibration import Constants, Rates, rates_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.piece_time import PieceTime
@@ -254,8 +254,8 @@ def least_bytes(
         return rank_bytes, rank_bytes
     memory = peak_memory(block.run(job, memo), constants, memo)
     share = (job.model.layers // rows["pp"]) / -(-job.model.layers // rows["pp"])
-    on_device = _most_sharded_bytes(job, PlanBlock(block.variant, block.columns | unsharded_parts(memory)), memo)
-    return unsharded_bytes(memory) * share, on_device * share
+    on_device = _most_sharded_bytes(job, PlanBlock(block.variant, block.columns | unsharded_parts(job, memory)), memo)
+    return unsharded_bytes(job, memory) * share, on_device * share
 
 
 def least_state_bytes(job: JobSpec, constants: Constants) -> float:
@@ -289,15 +289,24 @@ def _state_of(job: JobSpec, dp: int, zero: int, constants: Constants) -> float:
     return float(memory.parameters + memory.gradients + memory.optimizer)
 
 
-def unsharded_bytes(memory: Memory) -> Column:
+def unsharded_bytes(job: JobSpec, memory: Memory) -> Column:
     """Least bytes of a process with any sharding, from the memory of the plan with nothing sharded."""
+    if _copies_at_update(software_of(job.cluster.software)):
+        return np.asarray(memory.activations)
     return np.asarray(memory.process - memory.parameters - memory.gradients - memory.optimizer)
 
 
-def unsharded_parts(memory: Memory) -> Columns:
+def _copies_at_update(software: SoftwareSpec) -> bool:
+    """True if blocks that software makes for the update, of what a rank updates, may be the peak of a step: with a
+    sharded state they are smaller, and so is the rest of a process, but for its activations."""
+    has_blocks = software.update_blocks or software.bf16_update_blocks
+    return bool(has_blocks or software.gathers_copies or software.moment_copies or software.casts_gradients)
+
+
+def unsharded_parts(job: JobSpec, memory: Memory) -> Columns:
     """The columns that `state_bytes` reads, from the memory of the plans with nothing sharded."""
     return {
-        "rest_bytes": unsharded_bytes(memory),
+        "rest_bytes": unsharded_bytes(job, memory),
         "parameters_bytes": memory.parameters,
         "gradients_bytes": memory.gradients,
         "optimizer_bytes": memory.optimizer,
@@ -319,6 +328,8 @@ def state_bytes(job: JobSpec, block: PlanBlock, memo: Memo) -> tuple[Column, Col
         kept = np.where(zero == 2, (grid.element_bytes - software.float8_gather) / FLOAT32, kept)
     rest = columns["rest_bytes"] + columns["parameters_bytes"] * kept
     gradients = columns["gradients_bytes"] * np.where(zero < 2, 1.0, share)
+    if software.lone_loss:  # those of a lone microbatch count as far as they are beside the backward's end
+        gradients = gradients * (grid.num_microbatches > 1)
     hosted = software.zero.hosts_gradients * (zero > 0)  # of gradients, where the optimizer state is in host memory
     offloaded = columns["offload_optimizer"]
     on_device = np.where(zero < 1, 1.0, share) * (1 - offloaded)

@@ -317,7 +317,7 @@ class _BranchAndBound:
         if not len(block):
             return block
         memory = peak_memory(block.run(self.job, self.memo), self.constants, self.memo)
-        block = PlanBlock(block.variant, block.columns | bounds.unsharded_parts(memory))
+        block = PlanBlock(block.variant, block.columns | bounds.unsharded_parts(self.job, memory))
         block = block.where(block.columns["rest_bytes"] <= self.room)
         block = self._offloaded_below_limits(block, bounds.must_offload(self.job, block, self.room, self.memo))
         if not len(block):
