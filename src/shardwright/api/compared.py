@@ -13,6 +13,7 @@ from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, error_text, together
 from shardwright.config.cluster_facts import usual_node
 from shardwright.config.device_name import catalog_device, device_name
+from shardwright.config.divisors import divisors
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job_file import read_fields
 from shardwright.config.phrase import ENGLISH, any_of, each, say
@@ -136,7 +137,7 @@ def _nodes_fault(name: str, device: str, num_devices: int) -> str:
         return ""
     if not size and num_devices == 1:
         return ""
-    in_node = next(divisor for divisor in range(size or num_devices, 0, -1) if num_devices % divisor == 0)
+    in_node = max(divisor for divisor in divisors(num_devices) if divisor <= (size or num_devices))
     example = say(
         "--on {device}:{nodes}x{devices} (nodes of {devices})",
         device=device,

@@ -11,6 +11,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH, say
 from shardwright.report.document import Part, document_text
 from shardwright.report.estimate_text import estimate_dict, estimate_parts
+from shardwright.report.nearest_text import NearestPlans
 
 if TYPE_CHECKING:  # prices need numpy, which the memory account does not
     from shardwright.interchange.job_files import JobFiles
@@ -27,8 +28,12 @@ class Estimated(Shown):
     origin: "JobFiles | None" = None
 
     @cached_property
+    def _nearest(self) -> NearestPlans:
+        return NearestPlans(self.job, self.origin)
+
+    @cached_property
     def _values(self) -> dict[str, Any]:
-        return estimate_dict(self.job, self.origin)
+        return estimate_dict(self.job, self._nearest)
 
     @property
     def parameters(self) -> int:
@@ -71,7 +76,7 @@ class Estimated(Shown):
     @cached_property
     def _parts(self) -> list[Part]:
         """The text, which is of no language yet."""
-        parts = estimate_parts(self.job, self.origin)
+        parts = estimate_parts(self.job, self._nearest)
         if self.beside:
             from shardwright.report.estimate_text import software_table
 

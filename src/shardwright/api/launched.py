@@ -1,18 +1,17 @@
 """The result of `launch`: what starts a job on its cluster, of this runtime or of other software."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from shardwright.api.exported_job import exported_job
 from shardwright.api.run_start import refuse_unstated, regretted_defaults, regretted_warmup, unseen_paths
 from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import either, say
 from shardwright.config.plain_values import GivenOptions
-from shardwright.interchange.system import SYSTEMS, System
+from shardwright.interchange.system import SYSTEMS, System, names_with_run_files
 from shardwright.report.launch.kubernetes_manifest import kubernetes_manifest, kubernetes_notes
 from shardwright.report.launch.launch_description import Launch, launch_of, predicted_step_s
 from shardwright.report.launch.launch_options import LAUNCHERS, Launcher, LaunchOptions
@@ -95,24 +94,23 @@ def launch_options(subject: str, launcher: str, options: Mapping[str, Any]) -> L
     return LaunchOptions((start,), **values)
 
 
+def words_of(job: str, overrides: Iterable[str]) -> tuple[str, ...]:
+    """The arguments of `train` that name a job and its overrides."""
+    return (job, *(word for override in overrides for word in ("--set", override)))
+
+
 def system_that_runs(name: str, subject: str) -> System:
     """The training system of a name, whose data and checkpoints are written, too. PlanError for any other."""
     system = SYSTEMS[name]
     if system.run_files is not None:
         return system
-    known = [one.name for one in SYSTEMS.values() if one.run_files is not None]
     fault = say(
         "--for {name}: how its data and checkpoints are said is not known here; take {known}, or `shardwright export "
         "JOB --to {name}` and add them",
         name=name,
-        known=either(known),
+        known=either(names_with_run_files()),
     )
     raise PlanError(subject, [fault])
-
-
-def refuse_lacking(system: System, job: JobSpec) -> None:
-    """PlanError for a job that a system does not have as it is, with the nearest plan that it has."""
-    exported_job(system, job)
 
 
 def _of_software(description: Launch) -> tuple[str, list[str]]:

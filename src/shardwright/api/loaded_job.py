@@ -217,7 +217,8 @@ class Job(AskedJob):
         >>> job.launch("slurm", time="1:00:00").script.splitlines()[0]
         '#!/bin/bash'
         """
-        from shardwright.api.launched import launch_options, launched, refuse_lacking, system_that_runs
+        from shardwright.api.exported_job import exported_job
+        from shardwright.api.launched import launch_options, launched, system_that_runs
         from shardwright.api.plans_of_system import job_of_system
 
         given = GivenOptions()
@@ -228,7 +229,7 @@ class Job(AskedJob):
         if asked.target:
             system = system_that_runs(asked.target, self.subject)
             spec, _ = job_of_system(system, self)
-            refuse_lacking(system, spec)
+            exported_job(system, spec)  # which refuses what the system lacks
         else:
             spec = self.to_run()
         result = launched(spec, words, asked)
@@ -271,7 +272,9 @@ class Job(AskedJob):
                 "written"
             )
             raise PlanError(self.subject, [fault])
-        return (self.job, *(word for override in self.overrides for word in ("--set", override)))
+        from shardwright.api.launched import words_of
+
+        return words_of(self.job, self.overrides)
 
     def _cluster_options(self) -> dict[str, Any]:
         return vars(self.cluster)

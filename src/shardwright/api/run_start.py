@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.config.base import PlanError
+from shardwright.config.checkpoint import USUAL_EVERY_S
 from shardwright.config.data import STDLIB
 from shardwright.config.job import STATED, JobSpec
 from shardwright.config.phrase import each, say
 from shardwright.config.units import counted_phrase, seconds_text
+from shardwright.interchange.run_places import is_address
 
 if TYPE_CHECKING:
     from shardwright.planner.own_plan import Estimate
 
 _LONG_S = 3600.0  # a run that takes longer writes checkpoints, if the job does not say otherwise
-_EVERY_S = 1800.0  # between these checkpoints
 _LONG_STEPS = 10_000  # of a run whose first steps at the full learning rate are too early
 _NUM_BYTES = 256
 
@@ -48,7 +49,7 @@ def refuse_unstated(job: JobSpec, num_nodes: int, or_long: bool = False) -> None
             say(
                 "checkpoint.every_s is not stated, so a failure would lose all; usual is --set "
                 "checkpoint.every_s={every_s:g}, and --set checkpoint.every_steps=0 writes none",
-                every_s=_EVERY_S,
+                every_s=USUAL_EVERY_S,
             )
         )
     elif not is_stated["checkpoint"]:
@@ -57,7 +58,7 @@ def refuse_unstated(job: JobSpec, num_nodes: int, or_long: bool = False) -> None
                 "checkpoint.every_s is not stated, so a failure of one of {num_nodes:,} nodes would lose all; usual "
                 "is --set checkpoint.every_s={every_s:g}, and --set checkpoint.every_steps=0 writes none",
                 num_nodes=num_nodes,
-                every_s=_EVERY_S,
+                every_s=USUAL_EVERY_S,
             )
         )
     if faults:
@@ -115,7 +116,7 @@ def unseen_paths(job: JobSpec, folder: Path) -> list[str]:
             path=path,
         )
         for field, path in dict.fromkeys(named)
-        if "://" not in path and not _is_there(str(folder / os.path.expanduser(path)))
+        if not is_address(path) and not _is_there(str(folder / os.path.expanduser(path)))
     ]
 
 
@@ -134,7 +135,7 @@ def with_checkpoints(job: JobSpec) -> JobSpec:
     them."""
     if _states(job, "checkpoint") or _run_s(job) <= _LONG_S:
         return job
-    return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every_s": _EVERY_S})})
+    return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every_s": USUAL_EVERY_S})})
 
 
 def cost_text(job: JobSpec) -> str:

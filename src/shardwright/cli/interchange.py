@@ -226,7 +226,6 @@ def changes(
 ) -> "str | dict[str, Any]":
     """The changes of settings that make the imported job faster, as text in a language; as data for JSON if it is
     None."""
-    from shardwright.api.plans_of_system import export_objection
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.priced_plan import priced
     from shardwright.report.flag_changes import changes_dict, changes_text, faster_plans
@@ -236,5 +235,5 @@ def changes(
     if language is None:
         return changes_dict(own_plan, faster)
     first = advice.recommendation.plan.job if advice.recommendation else None
-    is_lacking = first is not None and export_objection(origin.system, first) is not None
+    is_lacking = first is not None and not origin.has(first)
     return changes_text(origin, own_plan, faster, language, is_lacking=is_lacking)

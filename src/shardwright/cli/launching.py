@@ -10,7 +10,7 @@ from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.command_language import tell
 from shardwright.cli.interchange import job_to_export
 from shardwright.cli.job_options import JobCommand, file_option, job_options, language_option
-from shardwright.cli.system_option import SystemOption
+from shardwright.cli.system_option import RunSystemOption
 from shardwright.config.phrase import ENGLISH, note_phrase, say
 from shardwright.report.document import paragraph, part_text
 
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 @click.option(
     "--for",
     "target",
-    cls=SystemOption,
+    cls=RunSystemOption,
     is_written=True,
-    help="Slurm: run JOB with this software, megatron or torchtitan, and not with this runtime.",
+    help="Slurm: run JOB with this software, and not with this runtime.",
 )
 def launch(
     job: str, overrides: tuple[str, ...], as_json: bool, language: str, out: Path | None, **launch_fields: Any
@@ -62,7 +62,7 @@ def launch(
     Nodes and ranks follow from the cluster and the plan, restarts and saving from [run] and [checkpoint], what NCCL is
     told of the links from [cluster.network]. Notes on standard error tell what nobody has stated.
     """
-    from shardwright.api.launched import launched
+    from shardwright.api.launched import launched, words_of
     from shardwright.config.base import PlanError
     from shardwright.report.launch.launch_options import LAUNCHERS, LaunchOptions
 
@@ -72,7 +72,7 @@ def launch(
         spec = _job_of_target(job, overrides, options.target) if options.target else load_to_run(job, overrides)
     except PlanError as error:
         raise PlanError(error.subject, error.faults + options.faults(), error.way_out) from None
-    result = launched(spec, (job, *(word for override in overrides for word in ("--set", override))), options)
+    result = launched(spec, words_of(job, overrides), options)
     start = "" if out is None else result.save(out, "--out")
     for note in result.notes:
         click.echo(part_text(paragraph(note_phrase(note)), ENGLISH if as_json else language), err=True)
@@ -93,10 +93,11 @@ def launch(
 
 def _job_of_target(job: str, overrides: tuple[str, ...], target: str) -> "JobSpec":
     """The job for other software, under a plan that it has. Raises PlanError."""
-    from shardwright.api.launched import refuse_lacking, system_that_runs
+    from shardwright.api.exported_job import exported_job
+    from shardwright.api.launched import system_that_runs
     from shardwright.config.asked_cluster import NOTHING_ASKED
 
     system = system_that_runs(target, say("job {name}", name=job))
     spec = job_to_export(system, job, overrides, NOTHING_ASKED)
-    refuse_lacking(system, spec)
+    exported_job(system, spec)  # which refuses what the system lacks
     return spec

@@ -11,6 +11,7 @@ from shardwright.cli.cluster_option_names import CLUSTER_OPTIONS
 from shardwright.config.phrase import either, say
 
 _VALUE = "VALUE"  # where none was written
+_MOST_MEANT = 2  # fields of names that a word abbreviates
 _MOST_LIKE = 0.8  # the likeness of a field's name from which it may be meant
 
 
@@ -47,7 +48,7 @@ def field_meant(command: click.Command, option: str, value: str, is_alike: bool 
 def _paths_meant(word: str, paths: Sequence[str], is_alike: bool) -> list[str]:
     """The fields whose own name is a word, those that other software calls so or that it abbreviates; with `is_alike`
     also those whose names are most like it. Fields of nested sections are meant only if no others are."""
-    from shardwright.config.catalog import nearest, written_alike
+    from shardwright.config.catalog import abbreviated, written_alike
 
     names: dict[str, list[str]] = {}
     for path in sorted(paths, key=lambda path: path.count(".")):
@@ -58,14 +59,10 @@ def _paths_meant(word: str, paths: Sequence[str], is_alike: bool) -> list[str]:
         return names[word]
     if path := _field_of_flag(word.replace("_", "-")):
         return [path]
-    meant = [name for name in nearest(word, list(names)) if _initials(name) == word]
+    meant = abbreviated(word, names)[:_MOST_MEANT]
     if not meant and is_alike:
         meant = written_alike(word, list(names), 1, _MOST_LIKE)
     return list(chain.from_iterable(names[name] for name in meant))
-
-
-def _initials(name: str) -> str:
-    return "".join(part[:1] for part in name.split("_"))
 
 
 def _field_of_flag(flag: str) -> str:

@@ -1,5 +1,6 @@
 """Options that take the name of a training system whose files are read or written."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,4 +51,16 @@ class ListedSystemOption(SystemOption):
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """The option with its meaning, and the names in brackets."""
         record = super().get_help_record(ctx)
-        return record and (record[0], f"{record[1]}  [{', '.join(systems_for(self.is_written).names)}]")
+        return record and (record[0], f"{record[1]}  [{', '.join(self._listed())}]")
+
+    def _listed(self) -> Sequence[str]:
+        return systems_for(self.is_written).names
+
+
+class RunSystemOption(ListedSystemOption):
+    """An option for a system whose jobs a command starts: its help lists the names of these systems."""
+
+    def _listed(self) -> Sequence[str]:
+        from shardwright.interchange.system import names_with_run_files
+
+        return names_with_run_files()

@@ -8,6 +8,8 @@ from shardwright.config import largest
 from shardwright.config.base import SectionSpec
 from shardwright.config.field_types import Steps, StepsOr0
 
+USUAL_EVERY_S = 1800.0  # between checkpoints where nobody says how often
+
 
 class CheckpointSpec(SectionSpec):
     """The times when a run writes checkpoints, the number of those it keeps, and their place."""

@@ -24,7 +24,7 @@ from shardwright.interchange.named_files import (
     text_of,
 )
 from shardwright.interchange.named_scripts import script_texts
-from shardwright.interchange.reading.file_signs import CONFIGURATIONS, OWN
+from shardwright.interchange.reading.file_signs import OWN, is_configuration
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.recognised import USUAL_PYTHON
@@ -78,8 +78,8 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
         scripts = script_texts(first, texts)
         engines, models = engine_texts(first, texts | scripts), model_texts(first, texts | scripts)
         rivals = {name for name in engines if not _is_named_in(name, texts | scripts)}  # other files name them
-        if system.leaves_out and not _is_configuration(str(first)):
-            plain = {name: text for name, text in (texts | scripts).items() if not _is_configuration(name)}
+        if system.leaves_out and not is_configuration(str(first)):
+            plain = {name: text for name, text in (texts | scripts).items() if not is_configuration(name)}
             named = named_configurations(plain, asked.without_left_out())
             others = rival_texts(first, texts | scripts | engines, named)
             engines, rivals = engines | others, rivals | {*others}
@@ -100,13 +100,9 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     return replace(job, assumed=(*notes, *job.assumed))
 
 
-def _is_configuration(name: str) -> bool:
-    return name.lower().endswith(CONFIGURATIONS)
-
-
 def _is_named_in(path: str, texts: Mapping[str, str]) -> bool:
     """True if a script among the texts has the name of a file."""
-    scripts = [text for name, text in texts.items() if not _is_configuration(name)]
+    scripts = [text for name, text in texts.items() if not is_configuration(name)]
     return not scripts or any(PurePath(path).name in text for text in scripts)
 
 
@@ -130,7 +126,7 @@ def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, s
         raise PlanError(subject, [with_changed_texts(error_text(error), printable)]) from None
     result.settings.note(say("what nothing says has {system}'s own default", system=system.title))
     first = next(iter(texts))
-    kinds = told_by_path(first) if _is_configuration(first) else []
+    kinds = told_by_path(first) if is_configuration(first) else []
     result.settings.lost += [line for line in kinds if line not in result.settings.lost]
     return imported(result, asked, subject, _name_of(first), Path(first).parent)
 

@@ -21,7 +21,7 @@ from shardwright.interchange.launched_ranks import (
     variables_of_ranks,
     visible_devices,
 )
-from shardwright.interchange.reading.file_signs import COMMENT, CONFIGURATIONS
+from shardwright.interchange.reading.file_signs import COMMENT, is_configuration
 from shardwright.interchange.reading.loose_words import LooseWord, loose_words, without_unset_groups
 from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
@@ -282,7 +282,7 @@ def _configurations(command: Command) -> list[str]:
 
 def _words_of_configurations(command: Command) -> list[str]:
     words = [word.rpartition("=")[2] for word in (*command.launchers, *command.words)]
-    return [word for word in words if word.lower().endswith(CONFIGURATIONS)]
+    return [word for word in words if is_configuration(word)]
 
 
 def _of_command(command: Command, script: Script) -> Launched:
@@ -330,7 +330,7 @@ def _of_command(command: Command, script: Script) -> Launched:
         ranks.nodes, ranks.devices_per_node,
         launcher=PurePath((launcher_words(launchers) or [""])[0]).name,
         program=words[program_index] if program_index >= 0 else "", arguments=tuple(arguments),
-        options_file=next((word for word in map(_file_of, arguments[:1]) if word.lower().endswith(CONFIGURATIONS)), ""),
+        options_file=next((word for word in map(_file_of, arguments[:1]) if is_configuration(word)), ""),
         exported=command.variables, written=dict(script.written), notes=tuple(notes),
         missing=tuple(dict.fromkeys(missing)), loose=loose_words(arguments, is_made), hosts=ranks.hosts,
     )  # fmt: skip

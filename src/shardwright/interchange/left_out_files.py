@@ -6,17 +6,13 @@ from pathlib import PurePath
 
 from shardwright.config.phrase import say
 from shardwright.interchange.launcher import Launched
-from shardwright.interchange.reading.file_signs import CONFIGURATIONS
+from shardwright.interchange.reading.configuration_keys import ENGINE_KEYS, OPTION_KEYS, line_beginning
+from shardwright.interchange.reading.file_signs import is_configuration
 from shardwright.interchange.reading.shell_words import ShellFault
 
-# Files of Accelerate's, of DeepSpeed's and of options of programs, by the beginnings of their lines.
+# Configurations of one kind, of which a command has one.
 _KINDS = tuple(
-    re.compile(rf"^[ \t\"'{{]*(?:{names})[\"']?[ \t]*:", re.MULTILINE)
-    for names in (
-        "distributed_type|compute_environment",
-        "zero_optimization",
-        "per_device_train_batch_size|micro_batch_size|model_name_or_path|base_model",
-    )
+    re.compile(rf"{line_beginning(*keys)}[\"']?[ \t]*:", re.MULTILINE) for keys in (*ENGINE_KEYS, OPTION_KEYS)
 )
 
 
@@ -28,7 +24,7 @@ def left_out(texts: Mapping[str, str], command: Launched, rivals: Set[str]) -> l
     suspects |= {name for name in texts if any(_names(text, name) for text in left)}  # which these name
     suspects = {name for name in suspects if PurePath(name).name not in command.named}
     kept = [*command.written.values()]
-    kept += [text for name, text in texts.items() if name not in suspects and name.lower().endswith(CONFIGURATIONS)]
+    kept += [text for name, text in texts.items() if name not in suspects and is_configuration(name)]
     while further := [name for name in suspects if any(_names(text, name) for text in kept)]:
         kept = [texts[name] for name in further]
         suspects -= {*further}
@@ -43,7 +39,7 @@ def _names(text: str, path: str) -> bool:
 def _doubled(texts: Mapping[str, str], suspects: Set[str], rivals: Set[str]) -> set[str]:
     """The rivals beside a file of their kind that is no rival. ShellFault if there are several of one kind, and they
     are rivals alone."""
-    kept = [name for name in texts if name not in suspects and name.lower().endswith(CONFIGURATIONS)]
+    kept = [name for name in texts if name not in suspects and is_configuration(name)]
     doubled: set[str] = set()
     for kind in _KINDS:
         of_kind = [name for name in kept if kind.search(texts[name])]

@@ -5,11 +5,13 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
+from itertools import chain
 from pathlib import Path, PurePath
 
 from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
+from shardwright.interchange.reading.configuration_keys import ENGINE_KEYS, OPTION_KEYS, line_beginning
 from shardwright.interchange.reading.hydra_defaults import base_paths
 from shardwright.interchange.reading.plain_data import read_data
 
@@ -42,12 +44,8 @@ _TEMPLATES = (
     re.compile(rf"(?i)\b\w{{0,40}}template\w{{0,40}}=[\"']?{_FILE}"),
     re.compile(rf"\bsed[ \t](?:[^|;&\n]|\\\n){{0,512}}?[ \t]{_FILE}"),
 )
-_OF_ENGINES = re.compile(r"^[ \t\"'{]*(?:distributed_type|compute_environment|zero_optimization)\b", re.MULTILINE)
-_OF_PROGRAMS = re.compile(
-    r"^[ \t\"'{]*(?:per_device_train_batch_size|micro_batch_size|model_name_or_path|base_model|fsdp_config)"
-    r"[\"']?[ \t]*:",
-    re.MULTILINE,
-)
+_OF_ENGINES = re.compile(rf"{line_beginning(*chain.from_iterable(ENGINE_KEYS))}\b", re.MULTILINE)
+_OF_PROGRAMS = re.compile(rf"{line_beginning(*OPTION_KEYS, 'fsdp_config')}[\"']?[ \t]*:", re.MULTILINE)
 _MODEL_FILE = re.compile(rf"\bconfig_name[=\s]\s*[\"']?{_FILE}")
 _YAML = (".yaml", ".yml")
 _MOST_BYTES, _MOST_BASES = MIB, 16
@@ -124,7 +122,7 @@ def rival_texts(file: Path, texts: Mapping[str, str], named: Collection[str]) ->
         wanted += [name for pattern in _ENGINES for text in plain for name in pattern.findall(text)]
         ends = [_CLIMBING.sub("", name) for name in [*dict.fromkeys(wanted)][:_MOST_NAMED]]
         there = [path for name in ends if (path := below(file, name, folders)) is not None and str(path) not in known]
-        paths = [path for path in dict.fromkeys(there) if _is_configuration(path)][:_MOST_BASES]
+        paths = [path for path in dict.fromkeys(there) if _says_plan_or_options(path)][:_MOST_BASES]
         names = [PurePath(name).name for name in (*known, *map(str, paths))]
         known |= {str(path): text_of(path) for path in paths if names.count(path.name) == 1}
     return {name: text for name, text in known.items() if name not in texts}
@@ -169,7 +167,7 @@ class _Kind(Enum):
     ENGINE, OPTIONS = range(2)
 
 
-def _is_configuration(path: Path) -> bool:
+def _says_plan_or_options(path: Path) -> bool:
     """True for a file that says how things are split or has options of a program, and not for one of data."""
     try:
         text = text_of(path)

@@ -9,7 +9,7 @@ from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command
 from shardwright.interchange.left_out_files import left_out, left_out_note
-from shardwright.interchange.reading.file_signs import CONFIGURATIONS, FileSigns
+from shardwright.interchange.reading.file_signs import FileSigns, is_configuration
 from shardwright.interchange.reading.settings import Flat
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
@@ -43,7 +43,7 @@ class Started:
 def started_configuration(texts: Mapping[str, str], asked: Asked, signs: Sequence[FileSigns]) -> Started:
     """The configurations among the texts, with the command of a script that starts the program of some signs. Raises
     ShellFault for a configuration that the command names and that is not there."""
-    scripts = {name: text for name, text in texts.items() if not name.lower().endswith(CONFIGURATIONS)}
+    scripts = {name: text for name, text in texts.items() if not is_configuration(name)}
     files = {name: text for name, text in texts.items() if name not in scripts}
     if not scripts:
         return Started(files, None)
@@ -51,9 +51,9 @@ def started_configuration(texts: Mapping[str, str], asked: Asked, signs: Sequenc
     others = left_out(files, command, asked.rivals)
     command = replace(command, notes=(*command.notes, *map(left_out_note, others)))
     files = {name: text for name, text in files.items() if name not in others}
-    files |= {path: text for path, text in command.written.items() if path.lower().endswith(CONFIGURATIONS)}
+    files |= {path: text for path, text in command.written.items() if is_configuration(path)}
     names = {PurePath(name).name for name in files}
-    named = [word.rpartition("=")[2] for word in command.arguments if word.lower().endswith(CONFIGURATIONS)]
+    named = [word.rpartition("=")[2] for word in command.arguments if is_configuration(word)]
     missing = [word for word in named if not unknown_names(word) and PurePath(word).name not in names]
     if missing:
         raise ShellFault(

@@ -73,6 +73,11 @@ SOURCES = Registry("a system", _PACKAGE, SourceSystem)
 SYSTEMS = Registry("a system", _PACKAGE, System)  # those of them that are written, too
 
 
+def names_with_run_files() -> list[str]:
+    """The systems whose jobs `launch` starts: it writes their data and checkpoints, too."""
+    return [system.name for system in SYSTEMS.values() if system.run_files is not None]
+
+
 def systems_by_signs() -> list[tuple[SourceSystem, FileSigns]]:
     """All systems with their signs, first those that no other system has."""
     pairs = [(system, signs) for system in SOURCES.values() for signs in system.signs]

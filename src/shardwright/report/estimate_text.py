@@ -27,7 +27,7 @@ from shardwright.report.fit_verdict import (
     kinds_sentences,
     verdict_sentences,
 )
-from shardwright.report.nearest_text import near_plans, nearest_dicts, nearest_part
+from shardwright.report.nearest_text import NearestPlans, near_plans, nearest_dicts, nearest_part
 from shardwright.report.prediction_notes import batch_notes, job_notes
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import DEVICE_KINDS, RankMemory
@@ -39,7 +39,6 @@ from shardwright.sharding.stage_parameters import (
 )
 
 if TYPE_CHECKING:
-    from shardwright.interchange.job_files import JobFiles
     from shardwright.planner.advice.repair import Near
     from shardwright.planner.own_plan import Estimate
 
@@ -69,8 +68,9 @@ def _accounts(job: JobSpec) -> list[RankMemory]:
     return job_accounts(job)
 
 
-def estimate_dict(job: JobSpec, origin: "JobFiles | None" = None) -> dict[str, Any]:
-    """An estimate for `--json`. Bytes, seconds, US dollars; null is unknown."""
+def estimate_dict(job: JobSpec, nearest: NearestPlans | None = None) -> dict[str, Any]:
+    """An estimate for `--json`. Bytes, seconds, US dollars; null is unknown. `nearest` has the plans near to its job's,
+    for those who ask for its text, too."""
     memory, priced = _accounts(job), _priced(job)
     room, fit = device_room_bytes(job), fit_of(job, memory, priced)
     return {
@@ -83,7 +83,7 @@ def estimate_dict(job: JobSpec, origin: "JobFiles | None" = None) -> dict[str, A
         "device_room_bytes": room,
         "host_memory_bytes": host_memory_bytes(job.cluster),
         "fits": fit.fits if fit else None,
-        "nearest": nearest_dicts(job, _near_plans(job, fit, priced, origin)),
+        "nearest": nearest_dicts(job, _near_plans(nearest or NearestPlans(job), fit, priced)),
         "notes": _notes(job, memory),
         **_takes_dict(job, priced),
     }
@@ -94,16 +94,16 @@ def _notes(job: JobSpec, memory: list[RankMemory]) -> list[str]:
     return [*job_notes(job), *batch_notes(job), *checkpoint_note(job, memory)]
 
 
-def _near_plans(job: JobSpec, fit: Fit | None, priced: "Estimate | str", origin: "JobFiles | None") -> "list[Near]":
+def _near_plans(nearest: NearestPlans, fit: Fit | None, priced: "Estimate | str") -> "list[Near]":
     """Plans that fit, if this one does not; none for one without a price."""
-    return [] if isinstance(priced, str) else near_plans(job, bool(fit and fit.fits), priced, origin)
+    return [] if isinstance(priced, str) else near_plans(nearest, bool(fit and fit.fits), priced)
 
 
-def _nearest(job: JobSpec, fit: Fit | None, priced: "Estimate | str", origin: "JobFiles | None") -> list[Part]:
+def _nearest(nearest: NearestPlans, fit: Fit | None, priced: "Estimate | str") -> list[Part]:
     """Plans that fit, if this one does not."""
     if isinstance(priced, str) or fit is None or fit.fits:
         return []
-    return [nearest_part(job, near_plans(job, False, priced, origin), origin)]
+    return [nearest_part(nearest.job, near_plans(nearest, False, priced), nearest.origin)]
 
 
 def _takes_dict(job: JobSpec, priced: "Estimate | str") -> dict[str, Any]:
@@ -128,8 +128,8 @@ def estimate_text(job: JobSpec, language: str = ENGLISH) -> str:
     return document_text(estimate_parts(job), language)
 
 
-def estimate_parts(job: JobSpec, origin: "JobFiles | None" = None) -> list[Part]:
-    """An estimate as paragraphs and tables. `origin` are the files of another system that the job was read from."""
+def estimate_parts(job: JobSpec, nearest: NearestPlans | None = None) -> list[Part]:
+    """An estimate as paragraphs and tables; `nearest` as in `estimate_dict`."""
     plan, memory, priced = job.plan, _accounts(job), _priced(job)
     placement = job_program(job).placement
     kinds = [*KINDS, "host"] if any(account.host_bytes for account in memory) else KINDS
@@ -164,7 +164,10 @@ def estimate_parts(job: JobSpec, origin: "JobFiles | None" = None) -> list[Part]
     )
     notes = [paragraph(note_phrase(note)) for note in _notes(job, memory)]
     fit = fit_of(job, memory, priced)
-    verdict = [paragraph(*verdict_sentences(job, fit), *kinds_sentences(fit)), *_nearest(job, fit, priced, origin)]
+    verdict = [
+        paragraph(*verdict_sentences(job, fit), *kinds_sentences(fit)),
+        *_nearest(nearest or NearestPlans(job), fit, priced),
+    ]
     return [
         Paragraph((heading,), hang="  "),
         paragraph(note),

@@ -4,6 +4,8 @@ options that turn a job into another one."""
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardwright.config.job import JobSpec
@@ -19,20 +21,33 @@ if TYPE_CHECKING:
 _SHOWN = 3
 
 
-def near_plans(job: JobSpec, fits: bool, priced: "Estimate", origin: "JobFiles | None" = None) -> "list[Near]":
-    """The nearest plans, at most three, fastest first; none for a plan that fits. For a job of another system's files
-    they are plans that this system has."""
-    from shardwright.config.schedule_facts import searched
-    from shardwright.cost.calibration import shipped
-    from shardwright.planner.advice.repair import NO_LIMITS, Limits, nearest_that_fit
+@dataclass(frozen=True)
+class NearestPlans:
+    """The nearest plans to one that does not fit, for a job, and for the files of another system that it was read from,
+    if it was. They are searched once, when somebody asks for them first."""
+
+    job: JobSpec
+    origin: "JobFiles | None" = None
+
+    @cached_property
+    def plans(self) -> "list[Near]":
+        """At most three plans, fastest first. For a job of another system's files they are plans that this system
+        has."""
+        from shardwright.config.schedule_facts import searched
+        from shardwright.cost.calibration import shipped
+        from shardwright.planner.advice.repair import NO_LIMITS, Limits, nearest_that_fit
+
+        limits = NO_LIMITS
+        if self.origin is not None and self.origin.has(self.job):
+            limits = Limits(self.origin.system.has(self.job.cluster.software), self.origin.has)
+        return nearest_that_fit(self.job, searched(), shipped(), _SHOWN, with_fastest=True, limits=limits)
+
+
+def near_plans(nearest: NearestPlans, fits: bool, priced: "Estimate") -> "list[Near]":
+    """The nearest plans; none for a plan that fits."""
     from shardwright.planner.search.plan_price import room_bytes
 
-    if fits and priced.memory.process <= room_bytes(job):
-        return []
-    limits = NO_LIMITS
-    if origin is not None and origin.has(job):
-        limits = Limits(origin.system.has(job.cluster.software), origin.has)
-    return nearest_that_fit(job, searched(), shipped(), _SHOWN, with_fastest=True, limits=limits)
+    return [] if fits and priced.memory.process <= room_bytes(nearest.job) else nearest.plans
 
 
 def nearest_dicts(job: JobSpec, plans: "list[Near]") -> list[dict[str, Any]]:

@@ -19,8 +19,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import job_to_plan, validate_fields
 from shardwright.config.phrase import ENGLISH, in_language, say, spoken
 from shardwright.planner.advice.priced_plan import PricedPlan
-from shardwright.planner.own_plan import estimate
-from shardwright.report.nearest_text import near_plans, nearest_dicts
+from shardwright.report.nearest_text import NearestPlans, nearest_dicts
 from shardwright.report.plans_text import job_words
 from shardwright.studio.dropped_file import state_texts
 from shardwright.studio.page_state import PageState
@@ -73,7 +72,7 @@ def changed_texts(base: JobSpec, job: JobSpec) -> dict[str, str]:
 def nearest_plans_that_fit(state: PageState) -> Iterator[dict[str, Any]]:
     """The nearest plans that fit, as fields to set. Raises PlanError."""
     job = state.job()
-    rows = nearest_dicts(job, near_plans(job, fits=False, priced=estimate(job)))
+    rows = nearest_dicts(job, NearestPlans(job).plans)
     yield {"nearest": [row | {"state": _set_texts(row["set"])} for row in rows]}
 
 

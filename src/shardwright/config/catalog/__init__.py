@@ -8,6 +8,7 @@ import difflib
 import os
 import re
 import tomllib
+from collections.abc import Iterable
 from copy import deepcopy
 from functools import lru_cache
 from importlib import resources
@@ -206,10 +207,15 @@ _FEWEST_BEGUN = 4  # characters of a name that are told from a slip
 _LONGEST_WORD = 100  # characters, because a comparison takes time by the product of both lengths
 
 
+def abbreviated(word: str, known: Iterable[str]) -> list[str]:
+    """The names of several parts that a word abbreviates by their first letters: learning_rate for lr."""
+    return [name for name in known if "_" in name and word == "".join(part[:1] for part in name.split("_"))]
+
+
 def nearest(word: str, known: list[str], most: int = 2) -> list[str]:
     """The names that a word abbreviates (lr for learning_rate), or else those that it begins (qwen3-30b for
     qwen3-30b-a3b), and after them the most similar names, best first."""
-    if short := [name for name in known if "_" in name and word == "".join(part[:1] for part in name.split("_"))]:
+    if short := abbreviated(word, known):
         return short[:most]
     begun = [name for name in known if len(word) >= _FEWEST_BEGUN and name.startswith(word)]
     alike = *written_alike(word, begun, most, share=0.0), *written_alike(word, known, most)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.config.base import shortened
 from shardwright.config.phrase import say
-from shardwright.interchange.reading.file_signs import CONFIGURATIONS
+from shardwright.interchange.reading.file_signs import is_configuration
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_pipes import Given, Printed, printed_by
 from shardwright.interchange.reading.shell_reading import values_read
@@ -90,7 +90,7 @@ class CommandTexts:
             else:
                 self.script.write(path, text, appends=False)
                 self.script.files[PurePath(path).name] = text
-        for path in [word for word in plain if word in changed or word.lower().endswith(CONFIGURATIONS)]:
+        for path in [word for word in plain if word in changed or is_configuration(word)]:
             if path not in paths or path in changed:
                 self.script.lose(line, path)
         if scripts := [path for path in changed if self.script.has_script(path)]:

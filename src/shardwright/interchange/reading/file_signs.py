@@ -16,6 +16,11 @@ CONFIGURATIONS = (".json", ".yaml", ".yml")
 COMMENT = re.compile(r"^[ \t]*#(?!!|SBATCH|PBS|BSUB).*$", re.MULTILINE)
 
 
+def is_configuration(name: str) -> bool:
+    """True for the name of a file that may be a configuration, by its ending."""
+    return name.lower().endswith(CONFIGURATIONS)
+
+
 @dataclass(frozen=True)
 class FileSigns:
     """Signs of one system. A configuration has all names of one of `keys` and none of `lacks`; names of sections count,

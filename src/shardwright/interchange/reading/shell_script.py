@@ -13,7 +13,7 @@ from pathlib import PurePath
 
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.batch_options import options_of_lines, options_of_words, variables_of
-from shardwright.interchange.reading.file_signs import CONFIGURATIONS
+from shardwright.interchange.reading.file_signs import is_configuration
 from shardwright.interchange.reading.followed_text import FollowedText
 from shardwright.interchange.reading.shell_commands import Command
 from shardwright.interchange.reading.shell_marks import unknown_names
@@ -171,7 +171,7 @@ class Script:
     def lose(self, line: int, path: str) -> None:
         """Note that a command writes what is unknown into a configuration."""
         self.written.pop(path, None)
-        if path.lower().endswith(CONFIGURATIONS):
+        if is_configuration(path):
             self.lost[PurePath(path).name] = line
 
     def change(self, line: int, paths: Sequence[str], words: Sequence[str]) -> None:

@@ -9,7 +9,12 @@ from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
-from shardwright.interchange.run_places import checkpoint_place, is_address, steps_between_checkpoints
+from shardwright.interchange.run_places import (
+    checkpoint_faults,
+    checkpoint_place,
+    is_address,
+    steps_between_checkpoints,
+)
 
 _SUFFIXES = (".bin", ".idx")
 
@@ -27,22 +32,7 @@ def run_words(job: JobSpec, folder: Path, step_s: float) -> list[str]:
         )
         if is_set
     ]
-    if job.checkpoint.is_on and is_address(job.checkpoint.path):
-        faults.append(
-            say(
-                "{system} writes checkpoints into a folder, and checkpoint.path is {address}; name a folder that all "
-                "nodes see",
-                system="Megatron-LM",
-                address=job.checkpoint.path,
-            )
-        )
-    if job.checkpoint.is_on and not job.checkpoint.every_steps and not step_s:
-        faults.append(
-            say(
-                "{system} saves by steps, and how long one takes is not known; set checkpoint.every_steps=500",
-                system="Megatron-LM",
-            )
-        )
+    faults += checkpoint_faults(job, "Megatron-LM", step_s)
     if faults:
         raise PlanError(say("job {name} for {system}", name=job.name, system="Megatron-LM"), faults)
     return [*_data_words(job, folder), *_evaluation_words(job), *_checkpoint_words(job, folder, step_s)]

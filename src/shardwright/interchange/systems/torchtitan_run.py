@@ -11,7 +11,12 @@ from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
-from shardwright.interchange.run_places import checkpoint_place, is_address, steps_between_checkpoints
+from shardwright.interchange.run_places import (
+    checkpoint_faults,
+    checkpoint_place,
+    is_address,
+    steps_between_checkpoints,
+)
 
 _TITLE = "torchtitan"
 _BUILDERS = {"jsonl": "json", "parquet": "parquet", "arrow": "arrow"}  # formats of text that its data loader reads
@@ -86,23 +91,7 @@ def _faults(job: JobSpec, step_s: float) -> list[str]:
                 tokenizer=repr(job.data.tokenizer),
             )
         )
-    if job.checkpoint.is_on and is_address(job.checkpoint.path):
-        faults.append(
-            say(
-                "{system} writes checkpoints into a folder, and checkpoint.path is {address}; name a folder that all "
-                "nodes see",
-                system=_TITLE,
-                address=job.checkpoint.path,
-            )
-        )
-    if job.checkpoint.is_on and not job.checkpoint.every_steps and not step_s:
-        faults.append(
-            say(
-                "{system} saves by steps, and how long one takes is not known; set checkpoint.every_steps=500",
-                system=_TITLE,
-            )
-        )
-    return faults
+    return faults + checkpoint_faults(job, _TITLE, step_s)
 
 
 def _data_faults(data: DataSpec) -> list[str]:

@@ -4,6 +4,7 @@ model in config.json. Keys have the form of the command line: "--learning_rate".
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
@@ -16,6 +17,7 @@ from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
 from shardwright.interchange.left_out_files import left_out, left_out_note, overwritten_names, overwritten_note
 from shardwright.interchange.named_model import changed_keys, is_model, read_named_model
+from shardwright.interchange.reading.configuration_keys import ENGINE_KEYS
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words
 from shardwright.interchange.reading.setting_notes import (
@@ -166,12 +168,12 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
     )
 
 
-_OF_CONFIGURATIONS = ("distributed_type", "compute_environment", "zero_optimization")
+_OF_ENGINES = (*chain.from_iterable(ENGINE_KEYS),)
 
 
 def _has_options(data: Mapping[str, Any]) -> bool:
     """True if a file has options of transformers' TrainingArguments, as command lines have them."""
-    return any(key in data for key in OF_OPTIONS) and not any(key in data for key in _OF_CONFIGURATIONS)
+    return any(key in data for key in OF_OPTIONS) and not any(key in data for key in _OF_ENGINES)
 
 
 _MODEL_NAMES = (
