@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 import shardwright as sw
+from shardwright.api.launched import launch_options
 from shardwright.cli.main import cli
+from shardwright.report.launch.launch_options import LAUNCHERS
 
 pytestmark = pytest.mark.usefixtures("searched_once")
 
@@ -75,6 +79,32 @@ def test_options_that_are_none_are_all_told() -> None:
     told = faults(lambda: job.launch("slum", tim="1:00:00", port="many", target="megatrn"))
     assert [fault.split()[0] for fault in told] == ["launcher", "tim", "port", "target"]
     assert "--first-node" in faults(lambda: job.launch("slurm", first_node="node001"))[0]
+    assert faults(lambda: job.launch("slurm", port=70_000)) == ["--port 70000 is no port; use one of 1 to 65535"]
+
+
+ANY_VALUE = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.lists(st.text()))
+NAMES = ("port", "time", "save_before", "account", "partition", "image", "claim", "first_node", "target", "tim")
+
+
+@given(
+    launcher=st.one_of(st.sampled_from([*LAUNCHERS, "slum"]), ANY_VALUE),
+    options=st.dictionaries(st.sampled_from(NAMES), st.one_of(ANY_VALUE, st.sampled_from([8, "megatron", "1:00:00"]))),
+)
+def test_options_of_any_kind_are_taken_or_told(launcher: object, options: dict[str, object]) -> None:
+    """Those that are taken have the kinds that launchers write into files, and the launcher is one that there is."""
+    try:
+        taken = launch_options("job", launcher, options)
+    except sw.PlanError as error:
+        told = error.faults
+    else:
+        told = []
+    if told:
+        assert len(told) <= 1 + len(options) and all(told)
+        return
+    assert taken.launchers == (launcher,) and "tim" not in options
+    for name, value in options.items():
+        assert getattr(taken, name) == value and type(value) is type(getattr(taken, name))
+    assert 0 < taken.port <= 65_535 or any("--port" in fault for fault in taken.faults())
 
 
 def test_a_launch_of_other_software_is_that_of_the_command() -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Seconds that a run gets to save and leave.  [default: as measured by this run before, or predicted]",
 )
-@click.option("--port", type=click.IntRange(1, 65535), default=29500, show_default=True, help="Port where ranks meet.")
+@click.option("--port", type=int, default=29500, show_default=True, help="Port where ranks meet.")
 @click.option("--account", default="", metavar="NAME", help="Slurm: whom it is charged to.")
 @click.option("--partition", default="", metavar="NAME", help="Slurm: the partition of nodes.")
 @click.option("--image", default="", metavar="IMAGE", help="Run in containers of this image; Slurm takes pyxis for it.")

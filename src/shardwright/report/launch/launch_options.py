@@ -27,6 +27,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 _ACCOUNT = re.compile(r"[A-Za-z0-9_.,+-]{1,128}")
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _IMAGE = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./:@#+-]{0,511}")  # or the path of a squashed image, for pyxis
+_LAST_PORT = 65_535
 _MOST_SAVE_S = 65_535  # the most that Slurm's --signal takes
 
 
@@ -106,6 +107,8 @@ class LaunchOptions:
         if self.time and not (_TIME.fullmatch(self.time) and 0 < self.limit_s <= largest.SECONDS):
             forms = say("minutes, HH:MM:SS or D-HH:MM:SS, such as 04:00:00")
             faults.append(say("--time {time} is no time limit; use {forms}", time=repr(self.time), forms=forms))
+        if not 0 < self.port <= _LAST_PORT:
+            faults.append(say("--port {port} is no port; use one of 1 to {last}", port=self.port, last=_LAST_PORT))
         if self.save_before > _MOST_SAVE_S:
             faults.append(
                 say(
