@@ -252,7 +252,7 @@ def _loss(bench: Bench, job: JobSpec) -> Row:
     known, answer = rates(bench, job), None
     if known:
         shapes = ((tokens, m.hidden, m.vocab), (tokens, m.vocab, m.hidden), (m.vocab, tokens, m.hidden))
-        moved = sum(software_of("shardwright").loss) * tokens * m.vocab / known.memory
+        moved = sum(software_of("shardwright").loss_traffic) * tokens * m.vocab / known.memory
         answer = float(moved + sum(product_s(known, *shape, 1, rate=known.flops) for shape in shapes))
     done = _Done(6.0 * tokens * m.hidden * m.vocab, predicted_s=answer)
     return _measured(bench, {"forward and backward": (both, done)})

@@ -80,9 +80,9 @@ def strategy_of(run: Run) -> dict[str, Any]:
         "enable_recompute": grid.recompute != "none", "recompute_granularity": RECOMPUTE[grid.recompute],
         "recompute_layer_num": 0 if grid.recompute == "none" else run.shape.layers,
         "use_flash_sdp": not writes_scores, "use_math_sdp": writes_scores,
-        "use_fused_norm": software.norm[0] < UNFUSED_NORM_BYTES,
-        "use_fused_swiglu": software.activation[0] < UNFUSED_ACTIVATION_BYTES,
-        "cross_entropy_loss_fusion": software.loss[0] < UNFUSED_LOSS_BYTES,
+        "use_fused_norm": software.norm_traffic.rms[0] < UNFUSED_NORM_BYTES,
+        "use_fused_swiglu": software.activation_traffic.gated[0] < UNFUSED_ACTIVATION_BYTES,
+        "cross_entropy_loss_fusion": software.loss_traffic[0] < UNFUSED_LOSS_BYTES,
         "grad_reduce_in_bf16": software.gradient_bytes == 2,
         "te_version": TRANSFORMER_ENGINE.get(run.software),
     }  # fmt: skip

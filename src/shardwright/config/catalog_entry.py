@@ -38,8 +38,8 @@ _OWN = {"name", "is_own", "is_usual", "title", "source", "frameworks", "since", 
 
 
 def _with_inherited(kind: catalog.Kind, fields: dict[str, Any], spec: type[Spec]) -> dict[str, Any]:
-    """The fields of an entry, with those of the entry that it is like where it has none. ValueError if there is no such
-    entry, or if it is like itself."""
+    """The fields of an entry, and of its tables, with those of the entry that it is like where it has none. ValueError
+    if there is no such entry, or if it is like itself."""
     children, whole = [fields["name"]], dict(fields)
     while "like" in spec.model_fields and (parent := fields.get("like")):
         try:
@@ -51,8 +51,18 @@ def _with_inherited(kind: catalog.Kind, fields: dict[str, Any], spec: type[Spec]
                 say("like: {chain}; let one of them stand by itself", chain=_chain([*children, fields["name"]]))
             )
         children.append(fields["name"])
-        whole = {name: value for name, value in fields.items() if name not in _OWN} | whole
+        whole = _merged({name: value for name, value in fields.items() if name not in _OWN}, whole)
     return whole
+
+
+def _merged(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
+    """The fields of both, of tables key by key; where both have one, the child's."""
+    both = {
+        name: _merged(table, child[name])
+        for name, table in parent.items()
+        if isinstance(table, dict) and isinstance(child.get(name), dict)
+    }
+    return parent | child | both
 
 
 def _chain(names: list[str]) -> str:

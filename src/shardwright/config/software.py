@@ -1,12 +1,12 @@
 """A generation of training software: its kernels, its fused operators, its overlaps.
 
-A prediction takes from it the bytes that each elementwise operator moves, because fusing changes these. Numbers of
-bytes are (forward, backward) per element of the operator's tensor. They are counted from the reads and writes of the
-kernels, not fitted.
+A prediction takes from it whose kernels its elementwise operators are, because fusing changes the bytes that these
+move (elementwise_kernels.py). Other numbers of bytes are (forward, backward) per element of the operator's tensor. They
+are counted from the reads and writes of the kernels, not fitted.
 """
 
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
@@ -14,6 +14,17 @@ from shardwright.config import catalog, largest
 from shardwright.config.attention_kernels import ATTENTION_KERNELS, KernelName
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.context_facts import ContextMethod
+from shardwright.config.elementwise_kernels import (
+    ELEMENTWISE_KERNELS,
+    ActivationKernels,
+    ActivationTraffic,
+    LossKernels,
+    NormKernels,
+    NormTraffic,
+    ResidualKernels,
+    RotaryKernels,
+    RotaryTraffic,
+)
 from shardwright.config.field_types import Month
 from shardwright.config.host_facts import HostFactsSpec
 from shardwright.config.optimizer_facts import OptimizerName
@@ -25,6 +36,7 @@ from shardwright.config.software_memory import SoftwareMemorySpec
 from shardwright.config.usual_runs import UsualSpec
 from shardwright.config.zero_facts import ZeroFactsSpec
 
+T = TypeVar("T")
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Bytes = tuple[Number, Number]  # in the forward, in the backward
 Counts = tuple[Number, Number]  # of kernels, in the forward and in the backward
@@ -64,26 +76,12 @@ class SoftwareSpec(SoftwareMemorySpec):
     attention: KernelName = Field(
         description="Attention: torch's operators, a fused softmax, FlashAttention 1 or 2, or cuDNN's / version 3."
     )
-    norm: Bytes = Field(description="Bytes that a norm moves, by element of the residual stream.")
-    layer_norm: Bytes | None = Field(
-        None, description="The same of a LayerNorm, where that of an RMSNorm is another; left out, as norm."
-    )
-    head_norm: Bytes = Field((0.0, 0.0), description="Norms of queries and keys, by their elements.")
+    norm: NormKernels = Field(description="Whose kernels norms are.")
+    residual: ResidualKernels = Field(description="Whose kernels sums with the residual stream are.")
+    activation: ActivationKernels = Field(description="Whose kernels activations of MLPs are.")
+    rotary: RotaryKernels = Field(description="Whose kernels make query, key and value ready for attention.")
+    loss: LossKernels = Field(description="Whose kernels the cross entropy is.")
     bias: Bytes = Field((0.0, 0.0), description="Sum with a bias in a kernel of its own, by element of it.")
-    residual: Bytes = Field(description="Bias, dropout and sum with the residual stream, by its elements.")
-    activation: Bytes = Field(description="Activation of the MLP (bias, gate), by element that leaves it.")
-    plain_activation: Bytes | None = Field(
-        None, description="An activation without a gate, by the same; left out, 2/3 of what one with a gate moves."
-    )
-    rotary: Bytes = Field(description="Rotation, transpositions and copies, by element of query, key and value.")
-    copied: Bytes | None = Field(
-        None,
-        description="By element that is not turned: values, of latent attention also the parts of heads without "
-        "position, and what their values are padded with; left out, as rotary.",
-    )
-    learned: Bytes | None = Field(
-        None, description="In place of rotary, where positions are learned and nothing is turned; left out, as rotary."
-    )
     ring: Bytes = Field(
         (0.0, 0.0),
         description="Where ranks share sequences, and keys come to queries rank by rank: what is merged, by element of "
@@ -127,7 +125,6 @@ class SoftwareSpec(SoftwareMemorySpec):
         None,
         description="Scale, mask, softmax and dropout, by element of the scores; left out, as its attention's kernel.",
     )
-    loss: Bytes = Field(description="Cross entropy, by logit.")
     float8: Bytes = Field((7.0, 7.0), description="Casts to fp8 and their transposes, by element of a product's input.")
     float8_fused: bool = Field(
         True, description="Casts to fp8 are in part fused into other kernels; if not, all their bytes count."
@@ -330,6 +327,31 @@ class SoftwareSpec(SoftwareMemorySpec):
         return self.zero.scattered_bytes or self.reduce_bytes
 
     @property
+    def norm_traffic(self) -> NormTraffic:
+        """Bytes that norms move, by element."""
+        return _there(ELEMENTWISE_KERNELS[self.norm].norm)
+
+    @property
+    def residual_traffic(self) -> Bytes:
+        """Bytes that a sum with the residual stream moves, by element of it."""
+        return _there(ELEMENTWISE_KERNELS[self.residual].residual)
+
+    @property
+    def activation_traffic(self) -> ActivationTraffic:
+        """Bytes that the activation of an MLP moves, by element that leaves it."""
+        return _there(ELEMENTWISE_KERNELS[self.activation].activation)
+
+    @property
+    def rotary_traffic(self) -> RotaryTraffic:
+        """Bytes moved to make query, key and value ready, by element of them."""
+        return _there(ELEMENTWISE_KERNELS[self.rotary].rotary)
+
+    @property
+    def loss_traffic(self) -> Bytes:
+        """Bytes that the cross entropy moves, by logit."""
+        return _there(ELEMENTWISE_KERNELS[self.loss].loss)
+
+    @property
     def softmax_bytes(self) -> Bytes:
         """Bytes by score of scale, mask, softmax and dropout."""
         return ATTENTION_KERNELS[self.attention].softmax if self.softmax is None else self.softmax
@@ -340,6 +362,12 @@ class SoftwareSpec(SoftwareMemorySpec):
         if self.moment_bytes == 4:
             return self.update
         return max(0.0, self.update - 8) if self.bf16_moments_update is None else self.bf16_moments_update
+
+
+def _there(facts: T | None) -> T:
+    """Facts that a field with a checked name has."""
+    assert facts is not None
+    return facts
 
 
 @lru_cache(maxsize=64)

@@ -44,7 +44,7 @@ def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
     s, m, rows = c.shape, c.shape.low_ranks, c.sizes.latent_tokens
     products = tuple(MatrixProduct.of(c.tokens, product.matrix, c.grid.tp) for product in o.products)
     ranks = m.query_rank + m.key_rank
-    moved = rows * ((2 * ranks + m.rotary) * (c.software.norm[0] + HALF))
+    moved = rows * ((2 * ranks + m.rotary) * (c.software.norm_traffic.rms[0] + HALF))
     forward_bytes, backward_bytes = moved, 2 * moved
     if c.software.latent:
         forward_bytes, backward_bytes = (
@@ -98,24 +98,21 @@ def rotate(c: Context, o: LayerOperator) -> Operator:
 def _turned(c: Context, n: Numbers) -> tuple[Numbers, Numbers]:
     """Bytes moved to make `n` elements of query, key and value ready, forward and backward.
 
-    Some software prices values and unrotated elements apart. It rotates queries and keys; of latent attention the
-    rotary part of queries. Latent attention also pads values to the width of keys, and cuts the results of attention
-    again.
+    Queries and keys are rotated; of latent attention the rotary part of queries. Latent attention also pads values to
+    the width of keys, and cuts the results of attention again.
     """
-    s, w = c.shape, c.software
-    if not s.is_turned(c.kind) and w.learned:
-        return n * w.learned[0], n * w.learned[1]
-    if not w.copied:
-        return n * w.rotary[0], n * w.rotary[1]
+    s, traffic = c.shape, c.software.rotary_traffic
+    if not s.is_turned(c.kind):
+        return n * traffic.learned[0], n * traffic.learned[1]
     if s.latent:
         turned_share, heads = s.latent.rotary / (2 * s.query_width + s.value_width), c.tokens * c.sizes.heads
         padded = heads * (s.query_width + s.value_width) * (s.value_width < s.query_width)
     else:
         turned_share, padded = (s.heads + s.kv_heads) / (s.heads + 2 * s.kv_heads), 0.0
-    norms = w.head_norm if s.head_norms else (0.0, 0.0)
+    norms = c.software.norm_traffic.heads if s.head_norms else (0.0, 0.0)
     forward, backward = (
         n * turned_share * (of_turned + of_norm) + (n * (1 - turned_share) + padded) * of_copied
-        for of_turned, of_norm, of_copied in zip(w.rotary, norms, w.copied, strict=True)
+        for of_turned, of_norm, of_copied in zip(traffic.turned, norms, traffic.copied, strict=True)
     )
     return forward, backward
 

@@ -78,13 +78,13 @@ def head(c: Context, o: LayerOperator) -> Operator:
     """The product with the vocabulary and the cross entropy over it, cut by vocabulary. Scaled or capped logits take
     one more pass that reads and writes them."""
     s, w = c.shape, c.software
-    n, changed = logits(c), 2 * FLOAT32 * s.changes_logits
+    n, changed, (forward, backward) = logits(c), 2 * FLOAT32 * s.changes_logits, w.loss_traffic
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.grid.tp > 1)),)
     return Operator(
         o,
         products=(MatrixProduct(c.tokens, s.hidden, head_rows(c)),),
-        forward_bytes=n * (w.loss[0] + changed),
-        backward_bytes=n * w.loss[1],
+        forward_bytes=n * (forward + changed),
+        backward_bytes=n * backward,
         forward=gathered,
         in_backward=w.loss_in_backward,
         kernel="loss",

@@ -27,7 +27,7 @@ def input_bytes(grid: PlanGrid, software: SoftwareSpec) -> int:
 
 def norm_kept(shape: ModelShape, software: SoftwareSpec) -> float:
     """Bytes by element that a norm keeps. In float32 it keeps its input, one of single operators twice as much."""
-    kept = HALF if shape.layer_norm and software.layer_norm else software.norm_kept
+    kept = HALF if shape.layer_norm else software.norm_kept
     return FLOAT32 * (1 + (kept > HALF)) if software.autocast else kept
 
 

@@ -264,7 +264,8 @@ class Context:
 def norm(c: Context, o: LayerOperator) -> Operator:
     """Layernorm or RMSNorm of the residual stream. In a parallel block the second norm takes what the first keeps."""
     n = c.sizes[o.takes]
-    forward, backward = (c.shape.layer_norm and c.software.layer_norm) or c.software.norm
+    traffic = c.software.norm_traffic
+    forward, backward = traffic.layer if c.shape.layer_norm else traffic.rms
     kept = n * norm_kept(c.shape, c.software)
     return Operator(
         o,
@@ -360,14 +361,16 @@ def fall(c: Context, o: LayerOperator) -> Operator:
 def join(c: Context, o: LayerOperator) -> Operator:
     """Bias, dropout and the sum with the residual stream. A parallel block first adds two parts up, and in the backward
     the gradients of the input of both halves. A scaled part has a scaled gradient, in a kernel of its own."""
-    n, w = c.sizes[o.gives], c.software
+    n, w, (forward, backward) = c.sizes[o.gives], c.software, c.software.residual_traffic
+    # Dropout writes a mask of a byte an element. In the backward it reads it, and the gradient of what it dropped is a
+    # tensor of its own.
+    forward, backward = forward + w.dropout, backward + (1 + 2 * HALF) * w.dropout
     kept, parts = n if w.dropout else 0.0, c.sizes.whole * (c.shape.parallel != "none")
     shared_input = n * (c.shape.parallel == "two-norms") + parts * (c.shape.parallel == "one-norm")
-    backward = (n + shared_input) * w.residual[1] + 2 * HALF * n * c.shape.scales_stream
     return Operator(
         o,
-        forward_bytes=(n + parts) * w.residual[0],
-        backward_bytes=backward,
+        forward_bytes=(n + parts) * forward,
+        backward_bytes=(n + shared_input) * backward + 2 * HALF * n * c.shape.scales_stream,
         kept=kept,
         given=between_bytes(c.software) * c.sizes[o.gives],
         needs_kept=True,
@@ -379,14 +382,11 @@ def join(c: Context, o: LayerOperator) -> Operator:
 def activate(c: Context, o: LayerOperator) -> Operator:
     """The activation of an MLP, and the product with its gate."""
     n, w = c.sizes[o.gives], c.software
-    # The bytes of an activation are those of a gated one: without a gate, a fused kernel reads one tensor less and
-    # writes one less. Forward and backward also count the element that leaves each of them.
-    plain_activation = None if c.shape.gated else w.plain_activation
-    share, (forward, backward) = 1.0 if c.shape.gated or plain_activation else 2 / 3, plain_activation or w.activation
+    forward, backward = w.activation_traffic.gated if c.shape.gated else w.activation_traffic.plain
     return Operator(
         o,
-        forward_bytes=share * n * (forward + HALF),
-        backward_bytes=share * n * (backward + HALF),
+        forward_bytes=n * (forward + HALF),
+        backward_bytes=n * (backward + HALF),
         kept=n * (input_bytes(c.grid, c.software) + w.activation_kept * c.shape.gated),
         given=HALF * n,
         kernel="gated activation" if c.shape.gated else "activation",

@@ -1,9 +1,16 @@
-"""How many numbers stand behind predictions: fitted, set by hand, and of use to one family of runs only."""
+"""How many numbers stand behind predictions: fitted, set by hand, and of use to one family of runs only.
+
+A choice among a few numbers, as of bytes of a number type or of stages, is a fact as a flag is, and not counted.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Literal, get_args, get_origin
 
 from shardwright.config import catalog
+from shardwright.config.base import Spec
+from shardwright.config.elementwise_kernels import ELEMENTWISE_KERNELS
+from shardwright.config.software import SoftwareSpec
 from shardwright.cost.prediction_range import FACTS
 from shardwright.measure.measured_runs.runs import Measured
 
@@ -19,7 +26,10 @@ def number_counts(rows: Sequence[Measured]) -> dict[str, int]:
     for row in rows:
         if row.run:
             families.setdefault(row.run.software.partition("+")[0], set()).add(row.family)
-    in_software = {name: _num_numbers(catalog.read("software", name)) for name in catalog.names("software")}
+    in_software = {
+        name: _num_numbers(catalog.read("software", name), SoftwareSpec) for name in catalog.names("software")
+    }
+    in_kernels = sum(_num_numbers(asdict(kernels) | {"place": ""}) for kernels in ELEMENTWISE_KERNELS.values())
     in_calibrations = sum(
         1
         for file in catalog.names("calibrations")
@@ -30,16 +40,31 @@ def number_counts(rows: Sequence[Measured]) -> dict[str, int]:
     return {
         "fitted": len(fitted),
         "fitted_to_one_family": sum(len(moved) == 1 for moved in fitted.values()),
-        "by_hand": in_calibrations + sum(in_software.values()),
-        "by_hand_in_software": sum(in_software.values()),
+        "by_hand": in_calibrations + in_kernels + sum(in_software.values()),
+        "by_hand_in_software": in_kernels + sum(in_software.values()),
         "software_of_one_family": sum(num for name, num in in_software.items() if len(families.get(name, ())) == 1),
     }
 
 
-def _num_numbers(value: Any) -> int:
-    """Numbers in a value of a TOML file, and in the lists and tables of it; flags are none."""
+def _num_numbers(value: Any, spec: Any = None) -> int:
+    """Numbers in a value, and in the lists and tables of it; flags are none, nor are choices, by the fields of its
+    `spec`."""
     if isinstance(value, dict):
-        return sum(map(_num_numbers, value.values()))
-    if isinstance(value, list):
+        fields = spec.model_fields if isinstance(spec, type) and issubclass(spec, Spec) else {}
+        return sum(_num_numbers(part, _described_by(fields.get(name))) for name, part in value.items())
+    if _is_choice(spec):
+        return 0
+    if isinstance(value, list | tuple):
         return sum(map(_num_numbers, value))
     return int(isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _described_by(field: Any) -> Any:
+    """The type of a field, without the None that it may be."""
+    parts = [part for part in get_args(field.annotation) if part is not type(None)] if field else []
+    return parts[0] if len(parts) == 1 else field and field.annotation
+
+
+def _is_choice(described: Any) -> bool:
+    """True for a type that is a list of all its values, or a tuple of such."""
+    return get_origin(described) is Literal or any(get_origin(part) is Literal for part in get_args(described))

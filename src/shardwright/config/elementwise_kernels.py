@@ -1,0 +1,157 @@
+"""The registry of kernels of elementwise operators: norms, sums, activations, rotary positions and the loss.
+
+Generations of software differ in whose kernels they have: torch's single operators, one kernel for each operator, or
+what a compiler makes of them. Traffic is the bytes that these read and write, (forward, backward), by element of the
+operator's tensor, with 2 bytes an element between products. It is counted from kernels, not fitted.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from shardwright.config.registry import NameOf, Registry
+
+Traffic = tuple[float, float]  # bytes by element: in the forward, in the backward
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormTraffic:
+    """Traffic of an RMSNorm and of a LayerNorm, by element of the residual stream, and of norms of heads, by element of
+    queries and keys."""
+
+    rms: Traffic
+    layer: Traffic
+    heads: Traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationTraffic:
+    """Traffic of an MLP's activation with a gate and without, by element that leaves it; that element is counted
+    apart."""
+
+    gated: Traffic
+    plain: Traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryTraffic:
+    """Traffic before attention, by element of query, key and value: of elements that are turned, of those that are not
+    (values, and parts of latent attention's heads without position), and of all where positions are learned."""
+
+    turned: Traffic
+    copied: Traffic
+    learned: Traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElementwiseKernels:
+    """The facts of kernels by one hand; None of operators that it has no kernels for.
+
+    `place` orders lists. `residual` is the sum with the residual stream, with bias and dropout, and in the backward the
+    sum of gradients of all that reads the stream, by its elements; `loss` is the cross entropy, by logit.
+    """
+
+    name: str
+    place: int
+    norm: NormTraffic | None = None
+    residual: Traffic | None = None
+    activation: ActivationTraffic | None = None
+    rotary: RotaryTraffic | None = None
+    loss: Traffic | None = None
+
+
+FACTS = (
+    # Single operators of torch, as huggingface/transformers has them (models/llama/modeling_llama.py).
+    ElementwiseKernels(
+        name="torch",
+        place=10,
+        # LlamaRMSNorm.forward: to float32 6, pow 8, mean 4, times rsqrt 8, to 16 bits 6, times weight 4. Backward: by
+        # the weight 4, for the weight 8, cast 6, by rsqrt 8, for rsqrt 16, of the mean 4, of pow (torch's pow_backward:
+        # a power, a product, a product) 28, sum of two gradients 12, cast 6. torch's LayerNorm is one kernel forward,
+        # two backward.
+        norm=NormTraffic(rms=(36.0, 92.0), layer=(4.0, 10.0), heads=(36.0, 92.0)),
+        # LlamaDecoderLayer.forward: a sum of 16 bits. Backward: for each half of a layer autograd adds the gradients of
+        # the residual stream up, those of query, key and value (two sums) and of gate and up (one): five sums of 6
+        # bytes a layer.
+        residual=(6.0, 15.0),
+        # LlamaMLP.forward: silu 4, product 6; backward: two products 12, silu 6. Without a gate torch's gelu.
+        activation=ActivationTraffic(gated=(8.0, 16.0), plain=(2.0, 4.0)),
+        # apply_rotary_pos_emb and rotate_half. Forward: times cos 4, half negated 2, cat 4, times sin 4, sum 6.
+        # Backward: times sin 4, half negated 2, slices of which each is written into zeros 8, their sum 6, times cos 4,
+        # sum 6. Values are views.
+        rotary=RotaryTraffic(turned=(20.0, 30.0), copied=(0.0, 0.0), learned=(0.0, 0.0)),
+        # loss/loss_utils.py, ForCausalLMLoss since 4.51: to float32 6, log_softmax 8; backward: of nll 4, of
+        # log_softmax 12, to 16 bits 6.
+        loss=(14.0, 22.0),
+    ),
+    # The same before transformers 4.51 (LlamaForCausalLM.forward): to float32 6, shifted copy 8, log_softmax 8.
+    # Backward: of nll 4, of log_softmax 12, of the shifted copy (zeros, and a copy) 12, to 16 bits 6.
+    ElementwiseKernels(name="torch-shifted", place=11, loss=(22.0, 34.0)),
+    # torch.nn.CrossEntropyLoss of logits in 16 bits: log_softmax 4; backward: of nll 2, of log_softmax 6.
+    ElementwiseKernels(name="torch-half", place=12, loss=(4.0, 8.0)),
+    # Single operators where query, key and value are one product, and gate and up: query, key and value are copied for
+    # attention, which is 4 more each way, and the gradients of what a product gave are put together: of three 4, of two
+    # halves 8 by element of one. Each half of a layer has one sum of the residual stream's gradients.
+    ElementwiseKernels(
+        name="torch-joined",
+        place=13,
+        residual=(6.0, 6.0),
+        activation=ActivationTraffic(gated=(8.0, 24.0), plain=(2.0, 4.0)),
+        rotary=RotaryTraffic(turned=(24.0, 38.0), copied=(4.0, 8.0), learned=(4.0, 8.0)),
+    ),
+    # Megatron-LM's loss over a vocabulary that tp ranks share, in single operators (VocabParallelCrossEntropy at
+    # d98e8a6). Forward: to float32 6, maximum 4, difference 8, exponentials 8, sum 4, quotient 8. Backward: times the
+    # gradient of the loss 8, to 16 bits 6.
+    ElementwiseKernels(name="vocab-parallel", place=15, loss=(38.0, 14.0)),
+    # One kernel for each operator and pass, written by hand or by torch's JIT: Megatron-LM's fusions, apex,
+    # Transformer Engine, FlashAttention's layers, Liger. Each reads its inputs and writes its result once.
+    ElementwiseKernels(
+        name="fused",
+        place=20,
+        norm=NormTraffic(rms=(4.0, 8.0), layer=(4.0, 8.0), heads=(4.0, 6.0)),
+        # Backward: autograd adds the gradients of both that read the stream up.
+        residual=(6.0, 6.0),
+        activation=ActivationTraffic(gated=(4.0, 6.0), plain=(2.0, 4.0)),
+        rotary=RotaryTraffic(turned=(4.0, 4.0), copied=(4.0, 4.0), learned=(4.0, 4.0)),
+        loss=(12.0, 8.0),
+    ),
+    # apex's LayerNorm, which Megatron-LM had until August 2021 (csrc/layer_norm_cuda_kernel.cu). Forward: a row is read
+    # for its mean and deviation, and again to be written. Backward: one kernel reads input and gradient for gradients
+    # of weights, one reads them for its sums, and again to write.
+    ElementwiseKernels(name="apex", place=22, norm=NormTraffic(rms=(6.0, 14.0), layer=(6.0, 14.0), heads=(6.0, 14.0))),
+    # A loss that makes its gradient in the forward: logits are read twice and written over once. Liger's, in one with
+    # the head (ops/fused_linear_cross_entropy.py), and Transformer Engine's.
+    ElementwiseKernels(name="gradient-in-forward", place=25, loss=(6.0, 0.0)),
+    # torch.compile: Inductor makes each chain of elementwise operators one kernel, also with those around it. The loss
+    # with the head in one graph: logits in 16 bits are read for their maximum and their sum, and again for their
+    # gradient, which is in 16 bits.
+    ElementwiseKernels(
+        name="compiled",
+        place=30,
+        norm=NormTraffic(rms=(4.0, 8.0), layer=(4.0, 8.0), heads=(4.0, 8.0)),
+        residual=(4.0, 4.0),
+        activation=ActivationTraffic(gated=(6.0, 10.0), plain=(2.0, 4.0)),
+        rotary=RotaryTraffic(turned=(4.0, 4.0), copied=(4.0, 4.0), learned=(4.0, 4.0)),
+        loss=(8.0, 4.0),
+    ),
+    # This runtime's, counted operator by operator in a step without values (tests/measure/test_kernel_traffic.py):
+    # norms are one kernel (model/norm.py), and so are gated activations, turns and each pass over logits
+    # (precision/fused_operator.py; activation.py, rotary.py, fused_softmax.py).
+    ElementwiseKernels(
+        name="shardwright",
+        place=40,
+        norm=NormTraffic(rms=(4.0, 6.0), layer=(4.0, 6.0), heads=(4.1, 11.5)),
+        residual=(6.0, 6.0),
+        activation=ActivationTraffic(gated=(4.0, 8.0), plain=(2.0, 4.0)),
+        rotary=RotaryTraffic(turned=(4.1, 4.3), copied=(4.0, 4.0), learned=(0.0, 4.0)),
+        loss=(0.0, 14.1),
+    ),
+)
+
+ELEMENTWISE_KERNELS: Registry[ElementwiseKernels] = Registry(
+    "a set of elementwise kernels", __name__, ElementwiseKernels
+)
+NormKernels = Annotated[str, NameOf(ELEMENTWISE_KERNELS, where=lambda kernels: kernels.norm is not None)]
+ResidualKernels = Annotated[str, NameOf(ELEMENTWISE_KERNELS, where=lambda kernels: kernels.residual is not None)]
+ActivationKernels = Annotated[str, NameOf(ELEMENTWISE_KERNELS, where=lambda kernels: kernels.activation is not None)]
+RotaryKernels = Annotated[str, NameOf(ELEMENTWISE_KERNELS, where=lambda kernels: kernels.rotary is not None)]
+LossKernels = Annotated[str, NameOf(ELEMENTWISE_KERNELS, where=lambda kernels: kernels.loss is not None)]
