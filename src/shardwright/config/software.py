@@ -28,6 +28,8 @@ from shardwright.config.zero_facts import ZeroFactsSpec
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Bytes = tuple[Number, Number]  # in the forward, in the backward
 Counts = tuple[Number, Number]  # of kernels, in the forward and in the backward
+# Dropout of scores in 16 bits and its backward: each reads 2 bytes, reads or writes a byte of the mask, and writes 2.
+_DROPOUT = 5.0
 
 
 class SoftwareSpec(SoftwareMemorySpec):
@@ -125,7 +127,8 @@ class SoftwareSpec(SoftwareMemorySpec):
     one_expert_slices: Bytes = Field((0.0, 0.0), description="The same, by element and expert that a rank holds.")
     softmax: Bytes | None = Field(
         None,
-        description="Scale, mask, softmax and dropout, by element of the scores; left out, as its attention's kernel.",
+        description="Scale, mask, softmax and dropout, by element of the scores; left out, as its attention's kernel, "
+        "and 5 bytes more each way where dropout's masks are kept.",
     )
     loss: Bytes = Field(description="Cross entropy, by logit.")
     float8: Bytes = Field((7.0, 7.0), description="Casts to fp8 and their transposes, by element of a product's input.")
@@ -332,7 +335,10 @@ class SoftwareSpec(SoftwareMemorySpec):
     @property
     def softmax_bytes(self) -> Bytes:
         """Bytes by score of scale, mask, softmax and dropout."""
-        return ATTENTION_KERNELS[self.attention].softmax if self.softmax is None else self.softmax
+        if self.softmax is not None:
+            return self.softmax
+        forward, backward = ATTENTION_KERNELS[self.attention].softmax
+        return forward + _DROPOUT * self.dropout, backward + _DROPOUT * self.dropout
 
     @property
     def updated_bytes(self) -> float:
