@@ -22,6 +22,7 @@ from shardwright.config.recompute_policy import RecomputedName
 from shardwright.config.schedule_facts import ScheduleName
 from shardwright.config.software_changes import changed_fields
 from shardwright.config.software_memory import SoftwareMemorySpec
+from shardwright.config.update_passes import GradientPass, UpdatePass
 from shardwright.config.usual_runs import UsualSpec
 from shardwright.config.zero_facts import ZeroFactsSpec
 
@@ -173,6 +174,16 @@ class SoftwareSpec(SoftwareMemorySpec):
         description="Bytes of an update, by element: Adam reads a gradient and reads and writes two moments and the "
         "master weight, all in float32, and writes the weight in 16 bits; the norm of the gradients reads them once "
         "more.",
+    )
+    update_passes: tuple[UpdatePass, ...] = Field(
+        (),
+        description="Kernels of an update beside these, by element that a rank updates: a cast of gradients to "
+        "float32, the division by the loss scale, clipping, weights in 16 bits from their masters.",
+    )
+    gradient_passes: tuple[GradientPass, ...] = Field(
+        (),
+        description="Kernels over all gradients of a rank once a step: zeros, the division by the number of replicas, "
+        "copies for one reduction and back.",
     )
     bf16_moments_update: Number | None = Field(
         None,
