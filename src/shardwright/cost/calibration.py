@@ -334,7 +334,7 @@ def rates_of(run: Run, constants: Constants) -> Rates:
     return Rates(
         flops=flops, flops_product=product, memory=known_fact(device, "memory_gb_per_s") * 1e9 * device_rate("memory"),
         link=link_bytes_per_s(run, device) * device_rate("link_pcie" if device.link_name == "PCIe" else "link"),
-        network=(run.network_bytes_per_s or usual_network) * network.share,
+        network=network.bytes_per_s(run.network_bytes_per_s or usual_network, max(1, run.devices_per_node)),
         domain=max(1, run.devices_per_node), multiprocessors=int(known_fact(device, "multiprocessors")),
         link_latency_s=run.node_latency_s or device_rate("link_latency_s"),
         network_latency_s=run.network_latency_s or network.step_s, gap_s=device_rate("gap_s"),
