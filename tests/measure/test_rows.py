@@ -274,6 +274,7 @@ def test_a_kernel_of_attention_that_a_column_says() -> None:
         ("megatron-lm@2020-06", "megatron-2019"),
         ("megatron-lm@2021-04", "megatron-2021"),
         ("deepspeed@2020-12", "deepspeed-2020"),
+        ("megatron-llama@2023-09", "megatron-llama"),
         ("deepspeed@2021-04", "deepspeed-2021"),
         ("megatron-lm@2021-12", "megatron-2021-08"),
         ("megatron-lm@2022-11", "flash-2023"),
