@@ -18,7 +18,7 @@ from pathlib import Path
 
 from shardwright.config.load import make_job
 from shardwright.cost.calibration import rates_of, shipped
-from shardwright.cost.collective_time import all_to_all_s, nccl_switched_trees_s, ring_s
+from shardwright.cost.collective_time import all_to_all_s, nccl_ring_s, nccl_switched_trees_s, ring_s
 from shardwright.cost.from_job import run_of
 from shardwright.cost.topology import group_of, reach_of_ranks
 
@@ -70,15 +70,17 @@ def _predicted_s(row: dict[str, str], num_devices: int, num_bytes: int) -> float
         "network": {"kind": row["network"]},
     }
     plan = {"dp": nodes * NODE, "zero": 1}
-    job = make_job(
-        {"model": {"name": "llama3-8b"}, "cluster": cluster, "plan": plan, "batch": {"global_batch_size": nodes * NODE}}
-    )
+    fields = {"model": {"name": "llama3-8b"}, "cluster": cluster, "plan": plan}
+    number = {"compute": "fp16" if row["device"].startswith("v100") else "bf16"}
+    job = make_job(fields | {"batch": {"global_batch_size": nodes * NODE}, "precision": number})
     rates, group = rates_of(run_of(job), shipped()), group_of(num_devices, 1, reach_of_ranks(NODE))
     if row["collective"] == "all_to_all":
         return float(all_to_all_s(rates, group, num_bytes))
     if row["algorithm"] == "nvls-tree":
         return float(nccl_switched_trees_s(rates, group, num_bytes))
     rounds = 2 if row["collective"] == "all_reduce" else 1
+    if row["algorithm"] == "ring":
+        return float(nccl_ring_s(rates, group, num_bytes, rounds))
     return float(ring_s(rates, group, num_bytes, rounds, scatters=row["collective"] == "reduce_scatter"))
 
 

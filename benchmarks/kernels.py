@@ -59,7 +59,7 @@ def measured_kernels() -> Iterator[MeasuredKernel]:
 def _rates(device: str, software: str, number: str, head_dim: int = 128) -> Rates:
     """The rates of a device under a software, with products in a number type and heads so wide."""
     cluster = {"device": device, "nodes": 1, "devices_per_node": 1}
-    run = run_of(make_job({"cluster": cluster, "precision": {"compute": "bf16"}}))
+    run = run_of(make_job({"cluster": cluster, "precision": {"compute": "fp16" if number == "fp16" else "bf16"}}))
     shape, grid = replace(run.shape, head_dim=head_dim), replace(run.grid, precision=number)
     return rates_of(replace(run, shape=shape, software=software, grid=grid), shipped())
 

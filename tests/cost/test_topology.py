@@ -112,6 +112,21 @@ def job(**cluster: Any) -> JobSpec:
     return make_job(sections | {"precision": {"compute": "bf16"}})
 
 
+@pytest.mark.parametrize(
+    ("gbit_per_s", "ports", "reached"),
+    [(10, 1, 0.8 * 1.25), (25, 1, 0.8 * 3.125), (100, 1, 5.1), (200, 1, 2 * 5.1), (100, 4, 4 * 5.1), (100, 8, 8 * 5.1)],
+)
+def test_sockets_carry_less_than_a_fast_port(gbit_per_s: float, ports: int, reached: float) -> None:
+    """GB/s of a node of 8 over TCP: a share of slow ports, and of each 100 Gbit/s what a few threads copy."""
+    links = {"inter_node": {"bandwidth_gb_per_s": gbit_per_s / 8}, "topology": {"rails": ports}}
+    by_kind = {
+        kind: 8e-9 * rates_of(run_of(job(**links, network={"kind": kind})), CONSTANTS).network
+        for kind in ("tcp", "infiniband")
+    }
+    assert by_kind["tcp"] == pytest.approx(reached)
+    assert by_kind["infiniband"] == pytest.approx(0.94 * ports * gbit_per_s / 8)
+
+
 def test_a_job_says_what_joins_its_nodes() -> None:
     result = run_of(job(topology={"levels": [{"devices": 32, "share": 0.5}]}))
     assert result.topology == Topology(((32, 0.5),))

@@ -1,11 +1,13 @@
-"""The predicted time of Muon's update, beside the work of the owners of matrices."""
+"""The predicted time of an update: of Muon, beside the work of the owners of matrices, and of its single kernels."""
 
 from collections import Counter
 
 import pytest
 
 from shardwright.config.job import JobSpec
-from shardwright.config.load import load_job
+from shardwright.config.load import load_job, make_job
+from shardwright.config.software import software_of
+from shardwright.config.update_passes import gradient_pass_bytes, update_pass_bytes
 from shardwright.cost import data_parallel, update_time
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
@@ -63,3 +65,33 @@ def test_the_owner_with_most_to_do(model: str, plan: dict[str, int], monkeypatch
     exact = most_flops(job) / most_flops(alone)
     assert answer == pytest.approx(exact, rel=0.3)
     assert answer >= 0.99 / job.plan.world
+
+
+def step_seconds(software: str, number: str) -> float:
+    """Seconds of the update of GPT's 1.3 billion parameters, each whole on one of 4 V100."""
+    model = {"layers": 24, "hidden": 2048, "heads": 16, "vocab": 51200, "sequence": 1024}
+    fields = {
+        "model": model | {"ffn": 8192, "gated_mlp": False, "norm": "layernorm", "positions": "learned", "bias": True},
+        "cluster": {"device": "v100-sxm-32g", "devices_per_node": 4, "nodes": 1, "software": software},
+        "plan": {"dp": 4}, "batch": {"global_batch_size": 4},
+        "precision": {"compute": number, "gradients": "compute"},
+    }  # fmt: skip
+    return float(step_time(run_of(make_job(fields)), shipped()).optimizer)
+
+
+def test_an_update_of_many_kernels_takes_the_bytes_of_each() -> None:
+    """Megatron-LM in fp16, by element. One kernel of Adam and a norm move 34 bytes. Beside them: a cast to float32 6,
+    the loss scale 8, clipping 8, weights in 16 bits 4; before them zeros 2 and an average 4, or until August 2021
+    copies for one reduction and back 8 and an average 4."""
+    fused = step_seconds("megatron-2023", "fp16")
+    assert step_seconds("megatron-2021", "fp16") / fused == pytest.approx((34 + 26 + 12) / 34)
+    for name in ("megatron-2021-08", "megatron-2022"):
+        assert step_seconds(name, "fp16") / fused == pytest.approx((34 + 26 + 6) / 34)
+
+
+def test_gradients_in_float32_are_neither_scaled_nor_cast() -> None:
+    """With products in bfloat16: clipping 8, weights 4, zeros 4, and an average 8."""
+    passes = software_of("megatron-2022")
+    assert update_pass_bytes(passes.update_passes, 4, is_scaled=False) == 12
+    assert gradient_pass_bytes(passes.gradient_passes, 4) == 12
+    assert gradient_pass_bytes(("pack",), 4) == gradient_pass_bytes(("zero",), 4) == 4

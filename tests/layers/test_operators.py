@@ -13,6 +13,7 @@ from shardwright.config.load import load_job, make_job
 from shardwright.config.model_shape import ModelShape, shape_of
 from shardwright.config.section_shapes import ExpertShape, LatentShape
 from shardwright.config.software import software_of
+from shardwright.config.software_changes import changed_fields
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.layers.chains import Chain, chains, kept_bytes, placeholder_elements, turn_bytes
@@ -73,6 +74,25 @@ def test_activations_are_those_of_korthikanti_and_others(t: int) -> None:
     assert kept("none", True) == pytest.approx((34 + scores) / t)
     assert kept("selective", True) == pytest.approx(34 / t)
     assert kept("full", False) == pytest.approx(2)
+
+
+def test_another_kernel_of_attention_brings_its_own_softmax() -> None:
+    """By score: a softmax in 16 bits reads and writes 2 bytes, its backward reads 4 and writes 2; dropout reads and
+    writes 2 and writes or reads a mask of 1. torch's softmax keeps float32 and a copy in 16 bits; dropout 3 more."""
+    assert FULL_ATTENTION.softmax_bytes == (4 + 5, 6 + 5)
+    assert software_of("megatron-deepspeed").softmax_bytes == (4, 6)  # without dropout
+    in_torch = software_of("megatron-2021+torch")
+    assert in_torch.softmax_bytes == (22 + 5, 22 + 5)
+    scores = GPT.heads * GPT.sequence**2
+    fused, single = (
+        next(o for o in chains(GPT, PlanGrid(), software)["dense"] if o.name == "attention")
+        for software in (FULL_ATTENTION, in_torch)
+    )
+    assert single.kept - fused.kept == (6 + 3 - 5) * scores
+    assert single.forward_bytes - fused.forward_bytes == (22 - 4) * scores
+    stated = FULL_ATTENTION.model_copy(update={"softmax": (1.0, 2.0)})  # by software of one's own
+    changes = changed_fields("torch", stated.host, stated.zero)
+    assert stated.softmax_bytes == (1, 2) and stated.model_copy(update=changes).softmax_bytes == (27, 27)
 
 
 def test_software_keeps_what_it_does_not_gather_again() -> None:

@@ -33,6 +33,7 @@ from shardwright.config.recompute_policy import RecomputedName
 from shardwright.config.schedule_facts import ScheduleName
 from shardwright.config.software_changes import changed_fields
 from shardwright.config.software_memory import SoftwareMemorySpec
+from shardwright.config.update_passes import GradientPass, UpdatePass
 from shardwright.config.usual_runs import UsualSpec
 from shardwright.config.zero_facts import ZeroFactsSpec
 
@@ -40,6 +41,8 @@ T = TypeVar("T")
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Bytes = tuple[Number, Number]  # in the forward, in the backward
 Counts = tuple[Number, Number]  # of kernels, in the forward and in the backward
+# Dropout of scores in 16 bits and its backward: each reads 2 bytes, reads or writes a byte of the mask, and writes 2.
+_DROPOUT = 5.0
 
 
 class SoftwareSpec(SoftwareMemorySpec):
@@ -123,7 +126,8 @@ class SoftwareSpec(SoftwareMemorySpec):
     one_expert_slices: Bytes = Field((0.0, 0.0), description="The same, by element and expert that a rank holds.")
     softmax: Bytes | None = Field(
         None,
-        description="Scale, mask, softmax and dropout, by element of the scores; left out, as its attention's kernel.",
+        description="Scale, mask, softmax and dropout, by element of the scores; left out, as its attention's kernel, "
+        "and 5 bytes more each way where dropout's masks are kept.",
     )
     float8: Bytes = Field((7.0, 7.0), description="Casts to fp8 and their transposes, by element of a product's input.")
     float8_fused: bool = Field(
@@ -167,6 +171,16 @@ class SoftwareSpec(SoftwareMemorySpec):
         description="Bytes of an update, by element: Adam reads a gradient and reads and writes two moments and the "
         "master weight, all in float32, and writes the weight in 16 bits; the norm of the gradients reads them once "
         "more.",
+    )
+    update_passes: tuple[UpdatePass, ...] = Field(
+        (),
+        description="Kernels of an update beside these, by element that a rank updates: a cast of gradients to "
+        "float32, the division by the loss scale, clipping, weights in 16 bits from their masters.",
+    )
+    gradient_passes: tuple[GradientPass, ...] = Field(
+        (),
+        description="Kernels over all gradients of a rank once a step: zeros, the division by the number of replicas, "
+        "copies for one reduction and back.",
     )
     bf16_moments_update: Number | None = Field(
         None,
@@ -354,7 +368,10 @@ class SoftwareSpec(SoftwareMemorySpec):
     @property
     def softmax_bytes(self) -> Bytes:
         """Bytes by score of scale, mask, softmax and dropout."""
-        return ATTENTION_KERNELS[self.attention].softmax if self.softmax is None else self.softmax
+        if self.softmax is not None:
+            return self.softmax
+        forward, backward = ATTENTION_KERNELS[self.attention].softmax
+        return forward + _DROPOUT * self.dropout, backward + _DROPOUT * self.dropout
 
     @property
     def updated_bytes(self) -> float:

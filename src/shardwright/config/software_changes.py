@@ -92,4 +92,4 @@ def changed_fields(change: str, host: HostFactsSpec, zero: ZeroFactsSpec) -> dic
         raise KeyError(
             say("no change of software is called {name}; {hint}", name=repr(change), hint=did_you_mean(change, known))
         )
-    return {"attention": change, "causal": not ATTENTION_KERNELS[change].computes_masked}
+    return {"attention": change, "causal": not ATTENTION_KERNELS[change].computes_masked, "softmax": None}

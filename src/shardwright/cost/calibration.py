@@ -19,6 +19,7 @@ from shardwright.config.network_facts import NETWORKS
 from shardwright.config.number_types import NUMBER_TYPES, half_numbers, narrow_numbers
 from shardwright.config.phrase import both, say
 from shardwright.config.software import SoftwareSpec, software_of
+from shardwright.config.update_passes import update_pass_bytes
 from shardwright.cost.device_facts import known_fact, known_peak, link_bytes_per_s
 from shardwright.cost.measured_time import MeasuredDevice, measured_device
 from shardwright.layers.arrays import Numbers
@@ -94,10 +95,13 @@ def _software_with(
     usual = software.bf16_gradient_bytes if in_bf16 else 0
     copy = software.bf16_gradient_copy if in_bf16 and (gradient_bytes or usual) == usual else 0
     changes = {} if has_masters else {"bf16_moments_update": software.narrow_update}
+    gradient = gradient_bytes or usual or software.gradient_bytes
+    passes = update_pass_bytes(software.update_passes, gradient, is_scaled=precision == "fp16")
     return software.model_copy(
         update=changes
         | {
-            "gradient_bytes": gradient_bytes or usual or software.gradient_bytes,
+            "gradient_bytes": gradient,
+            "update": software.update + passes,
             "bf16_gradient_copy": copy,
             "step_bytes": 0.0 if copy else software.step_bytes,
             "update_blocks": software.bf16_update_blocks if in_bf16 else software.update_blocks,
@@ -330,7 +334,7 @@ def rates_of(run: Run, constants: Constants) -> Rates:
     return Rates(
         flops=flops, flops_product=product, memory=known_fact(device, "memory_gb_per_s") * 1e9 * device_rate("memory"),
         link=link_bytes_per_s(run, device) * device_rate("link_pcie" if device.link_name == "PCIe" else "link"),
-        network=(run.network_bytes_per_s or usual_network) * network.share,
+        network=network.bytes_per_s(run.network_bytes_per_s or usual_network, max(1, run.devices_per_node)),
         domain=max(1, run.devices_per_node), multiprocessors=int(known_fact(device, "multiprocessors")),
         link_latency_s=run.node_latency_s or device_rate("link_latency_s"),
         network_latency_s=run.network_latency_s or network.step_s, gap_s=device_rate("gap_s"),

@@ -8,6 +8,7 @@ from shardwright.config.compression_facts import COMPRESSIONS, BucketCollective
 from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.plan import sums_by_run
 from shardwright.config.software import SoftwareSpec
+from shardwright.config.update_passes import gradient_pass_bytes
 from shardwright.cost.calibration import Rates, known_host
 from shardwright.cost.collective_time import all_to_all_s, ring_s
 from shardwright.cost.group_links import Groups
@@ -170,11 +171,13 @@ class DataParallel:
         return Updated(by_matrix, total - by_matrix, self.run.grid.element_bytes)
 
     def updates_s(self) -> Numbers:
-        """Seconds of the update on the device, by rank."""
+        """Seconds of the update on the device, by rank, with passes over all gradients before it."""
         grid, updated = self.run.grid, self._updated()
         on_device = updated.times(1 - grid.offload_optimizer)
         matrices_s = orthogonal_s(self.run, self.rates, self.groups, self.ranks, updated)
-        return elementwise_s(self.rates, self.software, grid.optimizer, on_device) + matrices_s
+        before_bytes = gradient_pass_bytes(self.software.gradient_passes, self.software.gradient_bytes) * sum(self.held)
+        update_s = elementwise_s(self.rates, self.software, grid.optimizer, on_device)
+        return update_s + matrices_s + before_bytes / self.rates.memory
 
     def update_s(self) -> tuple[Numbers, Numbers]:
         """(seconds of the update on the device, further seconds of the host), of the rank that holds most.

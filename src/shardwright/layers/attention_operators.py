@@ -141,7 +141,7 @@ def _core_of_products(c: Context, o: LayerOperator) -> Operator:
     # Kept: the softmax's result; with dropout the mask and the remaining scores. Backward: the gradients on both sides
     # of the softmax.
     kernel = ATTENTION_KERNELS[w.attention]
-    per_score = 5 if w.dropout else kernel.kept_score_bytes
+    per_score = kernel.kept_score_bytes + 3 * w.dropout
     return Operator(
         o,
         products=products,
