@@ -49,6 +49,26 @@ def test_a_device_waits_for_the_launches_of_its_host() -> None:
     assert layer_of(large, launch_s=5e-5).total == pytest.approx(float(layer_of(large, launch_s=0.0).total))
 
 
+def test_each_expert_of_a_rank_is_launched_and_graphs_of_parts_leave_these_launches() -> None:
+    """Transformer Engine's GroupedLinear calls a product for each expert, forward once and backward twice, of two."""
+    mixture = replace(SHAPE, experts=ExpertShape(64, 8, 512))
+    run = replace(RUN, shape=mixture, software="megatron-core", grid=PlanGrid(dp=8, ep=8, microbatch=1, global_batch=8))
+    costing = Costing.of(run, shipped())
+    slow = replace(costing, rates=replace(costing.rates, launch_s=1e-3))
+    assert slow.piece("experts").total == pytest.approx((22 + 40 + 19 + 29 + 6 * 8) * 1e-3)
+    graphs = Costing.of(replace(run, software="megatron-core+graphs-parts"), shipped())
+    parts = replace(graphs, rates=slow.rates)
+    assert parts.piece("experts").total == pytest.approx((19 + 29 + 6 * 8) * 1e-3)
+
+
+def test_grace_launches_slower() -> None:
+    rates = {
+        name: rates_of(replace(RUN, device=name), shipped()).launch_s for name in ("h100-sxm", "gh200", "gb300-nvl72")
+    }
+    assert rates["gh200"] / rates["h100-sxm"] == pytest.approx(2.46, rel=0.02)
+    assert rates["gb300-nvl72"] / rates["h100-sxm"] == pytest.approx(2.75, rel=0.02)
+
+
 def test_what_is_computed_again_is_launched_again() -> None:
     assert layer_of(RUN, "full", launch_s=5e-5).total == pytest.approx((170 + 60) * 5e-5)
 

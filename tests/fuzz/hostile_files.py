@@ -24,7 +24,7 @@ def _rows(name: str) -> tuple[dict[str, str], ...]:
 _FURTHER = (
     *("expert_tp", "attention", "software", "grads", "moments", "masters", "offload", "host", "overlap", "compiled"),
     *("dispatcher", "grouped", "graphs", "cp_method", "optimizer", "routing", "window", "shard_group", "memory_kind"),
-    *("dropout", "fused_loss", "loss_by_parts", "split_inputs"),
+    *("dropout", "fused_loss", "compiled_loss", "loss_by_parts", "fused_gate", "split_inputs"),
     *("no_sync", "autocast", "whole_experts", "float8_gather"),
 )
 

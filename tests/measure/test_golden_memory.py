@@ -23,6 +23,8 @@ def test_a_row_says_its_dropout_and_what_computes_its_loss() -> None:
     assert (plain.attention, plain.dropout, plain.logit_peak) == ("softmax", True, 6.0)
     assert (fused.dropout, fused.logit_peak) == (False, 2.0)
     assert sum(plain.loss_traffic) == 52.0
+    compiled = software_of(software_of_row({**ROW, "compiled_loss": "1"}))
+    assert (compiled.logit_peak, sum(compiled.loss_traffic)) == (10.0, 40.0)
     parts = software_of(software_of_row({"software": "transformers@2026-08", "gpu": "H100", "loss_by_parts": "1"}))
     assert parts.logit_peak < software_of("transformers-2025").logit_peak / 50
 
@@ -37,9 +39,22 @@ def test_memory_of_dense_runs_with_single_operators() -> None:
     assert median(abs(error) for error in errors.values()) < 0.025
 
 
-@pytest.mark.parametrize("change", ["dropout", "plain-loss", "loss-by-parts", "split-inputs"])
+@pytest.mark.parametrize(
+    "change", ["dropout", "plain-loss", "compiled-loss", "loss-by-parts", "plain-gate", "split-inputs", "graphs-parts"]
+)
 def test_changes_name_their_software(change: str) -> None:
     assert software_of(f"megatron-core+{change}") != software_of("megatron-core")
+
+
+def test_a_compiled_loss_and_a_gate_of_single_operators_are_held() -> None:
+    """Peaks of Megatron-Bridge 0.1 on H100, which had neither Transformer Engine's loss nor a fused gate."""
+    rows = [row for row in read_runs(RUNS.with_name("unseen-9.csv")) if row.family == "nebq" and row.memory_gb]
+    kept = [row for row in rows if row.run and not row.run.grid.offload_activations]
+    errors = {p.row.id: (p.memory_gb or 0.0) / (p.row.memory_gb or 1.0) - 1 for p in predict(kept, shipped())}
+    assert len(errors) == 19
+    assert {name: error for name, error in errors.items() if abs(error) > 0.055} == {}
+    assert software_of_row(ROW | {"fused_gate": "0"}) == "megatron-core+plain-gate"
+    assert software_of("megatron-core+plain-gate").activation_kept == 2.0
 
 
 def test_half_gradients_of_early_megatron_have_copies() -> None:

@@ -316,10 +316,11 @@ def test_dispatchers_and_graphs_that_columns_say() -> None:
     whole, once = (software_of(f"megatron-bridge+{name}") for name in ("all-to-all", "hybridep"))
     assert (whole.rank_dedupe, whole.dispatch) == (False, None)
     assert (once.rank_dedupe, once.dispatch) == (True, software_of("megatron-bridge").dispatch)
-    assert software(software="nemo", graphs="parts") == "nemo"
+    assert software(software="nemo", graphs="parts") == "nemo+graphs-parts"
     small = ROW | {"software": "nemo", "hidden": "256", "heads": "2", "seq": "128", "mbs": "1", "tp": "1", "gbs": ""}
     slow, fast = (step_time(run_of(small | {"graphs": graphs}), shipped()).total for graphs in ("none", "step"))
     assert slow > fast + 0.002  # a host launches a kernel in 16 us
+    assert step_time(run_of(small | {"graphs": "parts"}), shipped()).total == fast  # of a layer without experts all
 
 
 @pytest.mark.parametrize("plan", [{}, {"tp": "1", "mbs": "2"}, {"pp": "2", "recompute": "full"}])

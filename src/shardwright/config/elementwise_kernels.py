@@ -102,6 +102,11 @@ FACTS = (
     # d98e8a6). Forward: to float32 6, maximum 4, difference 8, exponentials 8, sum 4, quotient 8. Backward: times the
     # gradient of the loss 8, to 16 bits 6.
     ElementwiseKernels(name="vocab-parallel", place=15, loss=(38.0, 14.0)),
+    # The same, of which torch.compile fuses each function (Megatron Core's fused_vocab_parallel_cross_entropy at
+    # core_v0.14.0), as Inductor of torch 2.13 does. Forward: to float32 with the maximum 6, exponentials over it with
+    # their sum 8, quotient 8. Backward: a copy of the softmax, in which targets count, 8, and its product, over the
+    # softmax and in 16 bits, 10.
+    ElementwiseKernels(name="vocab-parallel-compiled", place=16, loss=(22.0, 18.0)),
     # One kernel for each operator and pass, written by hand or by torch's JIT: Megatron-LM's fusions, apex,
     # Transformer Engine, FlashAttention's layers, Liger. Each reads its inputs and writes its result once.
     ElementwiseKernels(

@@ -304,6 +304,9 @@ class SoftwareSpec(SoftwareMemorySpec):
     graphs_step: bool = Field(
         False, description="A step is one CUDA graph, whose kernels the host does not launch one by one."
     )
+    graphs_parts: bool = Field(
+        False, description="Parts of layers before their experts are CUDA graphs, of which the same holds."
+    )
     rank_dedupe: bool = Field(
         False,
         description="A token travels once to each rank that has experts for it, not once for each expert.",

@@ -1,12 +1,13 @@
 """Changes of software beside its description, as rows of measured runs and files of other systems name them.
 
-A change is the name of another attention kernel or dispatcher of tokens; CUDA graphs of the step (graphs-step); experts
-that are computed one after the other (experts-in-turn); an update in host memory by all cores that a process has
-(host-cores), and copies of pinned memory (host-pinned); dropout, whose masks are kept (dropout); a loss of single
-operators (plain-loss) or by parts of the tokens (loss-by-parts); parameters that are gathered in fp8 (float8-gather);
-products alone in 16 bits (autocast); inputs of recomputed layers that are split over tp ranks (split-inputs); gradients
-that are scattered once a step (whole-gradients); experts that ZeRO leaves whole (whole-experts); more overlap or less
-(overlap-tp, no-overlap-tp; of dp, pp and a2a, too).
+A change is the name of another attention kernel or dispatcher of tokens; CUDA graphs of the step (graphs-step) or of
+parts of layers (graphs-parts); experts that are computed one after the other (experts-in-turn); an update in host
+memory by all cores that a process has (host-cores), and copies of pinned memory (host-pinned); dropout, whose masks are
+kept (dropout); a loss of single operators (plain-loss), of those that torch.compile fuses (compiled-loss) or by parts
+of the tokens (loss-by-parts); a gate of single operators (plain-gate); parameters that are gathered in fp8
+(float8-gather); products alone in 16 bits (autocast); inputs of recomputed layers that are split over tp ranks
+(split-inputs); gradients that are scattered once a step (whole-gradients); experts that ZeRO leaves whole
+(whole-experts); more overlap or less (overlap-tp, no-overlap-tp; of dp, pp and a2a, too).
 """
 
 from collections.abc import Mapping
@@ -41,10 +42,18 @@ _PLAIN_LOSS = {"logit_peak": 6.0, "loss": "vocab-parallel"}
 # _chunked_cross_entropy_loss: 256 tokens at a time). By logit of all tokens, where these are 25,000 or more: the 10
 # bytes of transformers' loss for a hundredth of them.
 _LOSS_BY_PARTS = {"logit_peak": 0.1}
+# Megatron Core's default fusion, cross_entropy_fusion_impl = native (fused_vocab_parallel_cross_entropy at
+# core_v0.14.0), whose four functions torch.compile fuses: softmax, its copy and the gradient at once.
+_COMPILED_LOSS = {"logit_peak": 10.0, "loss": "vocab-parallel-compiled"}
+# Without bias_activation_fusion (MLP.forward of Megatron Core at core_v0.14.0, glu): the product keeps what silu gives.
+_PLAIN_GATE = {"activation": "torch-joined", "activation_kept": 2.0}
 _SINGLE_CHANGES: dict[str, Mapping[str, object]] = {
     "graphs-step": _IN_ONE_GRAPH,
+    "graphs-parts": {"graphs_parts": True},
     "experts-in-turn": _IN_TURN,
     "plain-loss": _PLAIN_LOSS,
+    "compiled-loss": _COMPILED_LOSS,
+    "plain-gate": _PLAIN_GATE,
     "loss-by-parts": _LOSS_BY_PARTS,
     "dropout": {"dropout": True},
     "float8-gather": {"float8_gather": True},

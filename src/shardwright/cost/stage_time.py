@@ -192,13 +192,17 @@ class Costing:
         """Seconds between the kernels of a piece, and of their launches."""
         if not is_layer(kind):
             return PieceTime()
-        gap_times = self._gaps_of(self._kernels_before_experts())
+        gap_times = self._gaps_before_experts()
         if has_experts(kind):
             gap_times += self._gaps_of(self._kernels_of_experts())
         if policy not in ("full", "stage"):
             return gap_times
         launched = gap_times.launched_backward + gap_times.launched_forward
         return replace(gap_times, again=gap_times.forward, launched_backward=launched)
+
+    def _gaps_before_experts(self) -> PieceTime:
+        gaps = self._gaps_of(self._kernels_before_experts())
+        return replace(gaps, launched_forward=0.0, launched_backward=0.0) if self.software.graphs_parts else gaps
 
     def _gaps_of(self, kernels: tuple[Numbers, Numbers]) -> PieceTime:
         (forward, backward), rates = kernels, self.rates
@@ -279,7 +283,7 @@ class Costing:
 
     def before_experts(self, kind: str) -> Repeatable:
         """The time of the operators before the experts of a piece. It does not depend on where experts are placed."""
-        gaps = self._gaps_of(self._kernels_before_experts()) if is_layer(kind) else PieceTime()
+        gaps = self._gaps_before_experts() if is_layer(kind) else PieceTime()
         return self._repeatable(self.chain_before_experts(kind), kind, gaps)
 
     def chain_before_experts(self, kind: str) -> Chain:

@@ -34,6 +34,7 @@ WHOLE = {
     **dict.fromkeys(("recompute_layers", "recompute_inferred", "compiled", "window", "window_every"), 0),
     **dict.fromkeys(("bias", "limited", "grouped", "dropout", "fused_loss", "split_inputs"), 0),
     **dict.fromkeys(("no_sync", "autocast", "whole_experts", "float8_gather", "loss_by_parts"), 0),
+    **dict.fromkeys(("compiled_loss", "fused_gate"), 0),
 }
 _MOST = {
     **dict.fromkeys(
@@ -54,6 +55,8 @@ _MOST = {
             "whole_experts",
             "float8_gather",
             "loss_by_parts",
+            "compiled_loss",
+            "fused_gate",
         ),
         1,
     ),
@@ -82,7 +85,7 @@ GRAPHS = ("none", "parts", "step")
 SOFTWARE_COLUMNS = (
     *("software", "date", "compiled", "attention", "overlap"),
     *("dispatcher", "grouped", "graphs", "grads", "moments", "host"),
-    *("dropout", "fused_loss", "loss_by_parts", "split_inputs"),
+    *("dropout", "fused_loss", "compiled_loss", "loss_by_parts", "fused_gate", "split_inputs"),
     *("no_sync", "autocast", "whole_experts", "float8_gather"),
 )
 

@@ -39,8 +39,8 @@ def software_of_row(row: Row, without: frozenset[str] = frozenset()) -> str:
     if dispatcher := dispatcher_names().get(row.get("dispatcher") or ""):
         changes.append(dispatcher)
     changes += [change for column, (value, change) in FLAG_CHANGES.items() if row.get(column) == value]
-    if row.get("graphs") == "step":
-        changes.append("graphs-step")
+    if row.get("graphs") in ("parts", "step"):
+        changes.append(f"graphs-{row['graphs']}")
     changes += [change for word in (row.get("host") or "").split() if (change := f"host-{word}") in HOST_CHANGES]
     return "+".join([name, *changes])
 
@@ -86,6 +86,8 @@ FLAG_CHANGES = {
     "grouped": ("0", "experts-in-turn"),
     "dropout": ("1", "dropout"),
     "fused_loss": ("0", "plain-loss"),
+    "compiled_loss": ("1", "compiled-loss"),
+    "fused_gate": ("0", "plain-gate"),
     "loss_by_parts": ("1", "loss-by-parts"),
     "split_inputs": ("1", "split-inputs"),
     "no_sync": ("1", "whole-gradients"),
