@@ -269,6 +269,16 @@ def test_software_that_says_nothing_holds_what_lies_idle_alone() -> None:
     assert "slack" not in memory.as_dict()  # it is no part of what a process needs
 
 
+def test_torch_npu_takes_blocks_back_when_a_collective_is_waited_for() -> None:
+    """As by erase_stream, on by default since December 2023: no block waits for its stream."""
+    plan = run(GRID)
+    on_cuda, on_npu = (peak_memory(replace(plan, device=name), shipped()) for name in ("a100-sxm-80g", "ascend-910b"))
+    assert on_npu.total == on_cuda.total
+    lost = shipped()["common.memory_lost"] * (on_npu.activations + on_npu.working + on_npu.buffers)
+    assert on_npu.overhead == pytest.approx(shipped()["common.context_bytes"] + lost)
+    assert on_npu.overhead < on_cuda.overhead
+
+
 def test_the_chance_that_a_plan_fits() -> None:
     assert fit_chance(80e9, 80e9) == 0.5
     # Student's distribution with two degrees of freedom: its integral beyond one spread, beyond three, and far out.
