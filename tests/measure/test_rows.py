@@ -432,7 +432,13 @@ def test_number_types_and_experts_that_columns_say() -> None:
 
 @pytest.mark.parametrize(
     ("name", "precision", "gradient_bytes"),
-    [("megatron-deepspeed", "bf16", 4), ("megatron-deepspeed", "fp16", 2), ("megatron-2022", "bf16", 4)],
+    [
+        ("megatron-deepspeed", "bf16", 4),
+        ("megatron-deepspeed", "fp16", 2),
+        ("megatron-2022", "bf16", 4),
+        ("megatron-2022", "fp16", 2),
+        ("megatron-2022", "fp32", 4),  # as parameters are
+    ],
 )
 def test_gradients_are_added_up_in_float32_where_bf16_will_not_do(
     name: str, precision: str, gradient_bytes: int
