@@ -134,6 +134,26 @@ def test_a_backward_needs_gradients_where_the_layer_is_widest() -> None:
     assert 4 * scores > kept > 0.85 * 4 * scores  # what the MLP had kept is free
 
 
+def test_a_backward_of_attention_holds_keys_of_other_ranks() -> None:
+    """Of 4 ranks with 128 of 512 tokens each: 4 heads of keys and of values, 16 of queries, 64 wide, in 16 bits."""
+    keys, queries = 128 * 2 * 4 * 64, 128 * 16 * 64  # elements of one rank
+
+    def inside(software: str, **changes: Any) -> Any:
+        described = software_of(software).model_copy(update=changes)
+        grid = PlanGrid(cp=4, cp_method="all-gather" if software != "megatron-core" else "ring")
+        (core,) = (o for o in chains(LLAMA, grid, described)["dense"] if o.scores)
+        return core.inside
+
+    accumulated = 4 * queries  # gradients of queries within the kernel
+    assert inside("llama3") == accumulated + 2 * 4 * keys + 2 * 4 * keys  # all keys, and their gradients
+    # torch's context_parallel: all keys; gradients of one rank's and what arrives, in float32, and of queries so.
+    assert inside("transformers-2026") == 2 * accumulated + 2 * 4 * keys + 2 * 4 * keys
+    assert inside("transformers-2026", visits_in_float32=False) == inside("llama3")
+    assert inside("megatron-core") == accumulated + 2 * (2 + 2) * keys  # round a ring: in use, and on their way
+    (alone,) = (o for o in chains(LLAMA, PlanGrid(), software_of("llama3"))["dense"] if o.scores)
+    assert alone.inside == 4 * accumulated
+
+
 def test_a_shape_of_weights_has_one_placeholder() -> None:
     """As TransformerEngine keeps them: the shared expert's weights have the shapes of a routed one's."""
     pieces = chains(MOE, PlanGrid(tp=2), software_of("megatron-core"))

@@ -340,6 +340,14 @@ def test_dispatchers_and_graphs_that_columns_say() -> None:
         ({"gpu": "V100-32G", "precision": "fp16"}, "megatron-2021"),
         ({"gpu": "TPU v4", "date": "2022-04"}, "xla-2021"),
         ({"software": "abacus@2022-06"}, "megatron-2022"),
+        # No run is older than its model: than sequences of 4,096, LLaMA, Llama 2.
+        ({"precision": "fp16", "seq": "2048"}, "megatron-2021"),
+        ({"precision": "fp16", "seq": "4096"}, "flash-2023"),
+        ({"precision": "fp16", "gated_mlp": "1"}, "flash-2023"),
+        ({"precision": "fp16", "kv_heads": "2"}, "flash-2023"),
+        ({"gpu": "V100-32G", "precision": "fp16", "gated_mlp": "1"}, "flash-2023"),
+        ({"gpu": "H100", "gated_mlp": "1"}, "large-2024"),
+        ({"date": "2022-04", "gated_mlp": "1"}, "megatron-2021"),  # a month that it states holds
     ],
 )
 def test_the_usual_software(plan: dict[str, str], columns: dict[str, str], name: str) -> None:
@@ -385,6 +393,27 @@ def test_a_generation_that_the_catalog_lacks_is_as_the_nearest_one(column: str, 
     assert row.knows_software == column.startswith("megatron-lm")
 
 
+def test_a_loss_whose_logits_no_device_holds_is_by_parts_where_nothing_says_its_software() -> None:
+    """8 bytes of each of 128,256 logits of 131,072 tokens are 134 GB, of an H100's 80."""
+    long = {"zero_stage": "3", "gpu": "H100", "seq": "131072", "vocab": "128256", "tp": "1", "gated_mlp": "1"}
+    assert software(software="", **long) == "fsdp-2024+loss-by-parts"
+    assert software(software="", **long | {"seq": "65536"}) == "fsdp-2024"
+    assert software(software="", **long | {"gpu": "B200"}) == "fsdp-2024"
+    assert software(**long | {"software": "fsdp@2024-10"}) == "fsdp-2024"
+    assert software(**long | {"software": "fsdp@2024-10", "loss_by_parts": "1"}) == "fsdp-2024+loss-by-parts"
+
+
+def test_parameters_without_a_copy_have_gradients_and_moments_in_their_own_numbers() -> None:
+    def numbers(**columns: str) -> tuple[int, int, int]:
+        grid = run_of(ROW | columns).grid
+        return grid.gradient_bytes, grid.reduce_bytes, grid.moment_bytes
+
+    assert numbers() == numbers(masters="fp32") == (0, 0, 0)  # as the software has them
+    assert numbers(masters="none") == numbers(masters="none", precision="fp8") == (2, 2, 2)
+    assert numbers(masters="none", grads="fp32") == (4, 4, 2)
+    assert numbers(masters="none", moments="fp32") == (2, 2, 4)
+
+
 def test_texts_change_no_prediction() -> None:
     texts = {"notes": "JAX; no FlashAttention; head_dim 64; etp 2; nvidia-smi", "source": "DeepSpeed, 2019"}
     rows = [measured(TableLine(2, ROW | printed)) for printed in (texts, {})]
@@ -408,7 +437,13 @@ def test_number_types_and_experts_that_columns_say() -> None:
 
 @pytest.mark.parametrize(
     ("name", "precision", "gradient_bytes"),
-    [("megatron-deepspeed", "bf16", 4), ("megatron-deepspeed", "fp16", 2), ("megatron-2022", "bf16", 4)],
+    [
+        ("megatron-deepspeed", "bf16", 4),
+        ("megatron-deepspeed", "fp16", 2),
+        ("megatron-2022", "bf16", 4),
+        ("megatron-2022", "fp16", 2),
+        ("megatron-2022", "fp32", 4),  # as parameters are
+    ],
 )
 def test_gradients_are_added_up_in_float32_where_bf16_will_not_do(
     name: str, precision: str, gradient_bytes: int

@@ -22,7 +22,7 @@ from shardwright.memory.allocator_slack import (
     stream_blocks,
     update_bytes,
 )
-from shardwright.memory.fit_chance import SPREAD, fit_chance
+from shardwright.memory.fit_chance import SPREAD, UNNAMED_SPREAD, fit_chance, most_needed_bytes
 from shardwright.memory.gathered_weights import gathered_bytes
 from shardwright.memory.rank_estimate import peak_memory, rank_memory
 
@@ -269,10 +269,28 @@ def test_software_that_says_nothing_holds_what_lies_idle_alone() -> None:
     assert "slack" not in memory.as_dict()  # it is no part of what a process needs
 
 
+def test_torch_npu_takes_blocks_back_when_a_collective_is_waited_for() -> None:
+    """As by erase_stream, on by default since December 2023: no block waits for its stream."""
+    plan = run(GRID)
+    on_cuda, on_npu = (peak_memory(replace(plan, device=name), shipped()) for name in ("a100-sxm-80g", "ascend-910b"))
+    assert on_npu.total == on_cuda.total
+    lost = shipped()["common.memory_lost"] * (on_npu.activations + on_npu.working + on_npu.buffers)
+    assert on_npu.overhead == pytest.approx(shipped()["common.context_bytes"] + lost)
+    assert on_npu.overhead < on_cuda.overhead
+
+
 def test_the_chance_that_a_plan_fits() -> None:
     assert fit_chance(80e9, 80e9) == 0.5
-    assert fit_chance(80e9 * np.exp(SPREAD), 80e9) == pytest.approx(0.1587, abs=1e-4)  # one standard deviation
-    assert fit_chance(40e9, 80e9) > 0.999 and fit_chance(160e9, 80e9) < 0.001
+    # Student's distribution with two degrees of freedom: its integral beyond one spread, beyond three, and far out.
+    for spreads in (1.0, 3.0, 11.5):
+        density = lambda x: (2 + x**2) ** -1.5  # noqa: E731
+        beyond = sum(density(spreads + (n + 0.5) / 100) / 100 for n in range(100_000))
+        assert fit_chance(80e9 * np.exp(spreads * SPREAD), 80e9) == pytest.approx(beyond, abs=1e-4)
+        assert fit_chance(80e9, 80e9 * np.exp(spreads * SPREAD)) == pytest.approx(1 - beyond, abs=1e-4)
+    assert fit_chance(40e9, 80e9) > 0.99 and fit_chance(160e9, 80e9) < 0.01
+    assert fit_chance(75e9, 80e9, UNNAMED_SPREAD) < 0.6 < 0.8 < fit_chance(75e9, 80e9)
+    for chance in (0.01, 0.2, 0.5, 0.8, 0.999):
+        assert fit_chance(most_needed_bytes(80e9, chance), 80e9) == pytest.approx(chance)
     assert (fit_chance(0.0, 80e9), fit_chance(1e9, 0.0)) == (1.0, 0.0)
 
 

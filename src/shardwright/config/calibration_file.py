@@ -89,6 +89,10 @@ class CalibrationSpec(Spec):
         description="Share of a step's memory that torch's allocator has beside what it gave out, where there is room "
         "and segments do not grow.",
     )
+    stream_blocks: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0,
+        description="Share of the blocks in use by a collective's stream that stays out of use until that has passed.",
+    )
     context_bytes: Annotated[float, Field(ge=0, le=2**40)] = Field(
         1.2e9, description="What the driver's context takes."
     )

@@ -61,6 +61,12 @@ class SoftwareMemorySpec(Spec):
     repeats_keys: bool = Field(
         False, description="Keys and values of a group are copied for each head of its queries, and kept as copies."
     )
+    visits_in_float32: bool = Field(
+        False,
+        description="Ranks that share a sequence attend to one rank's keys after another's, merge what they get in "
+        "float32, and add up and pass on gradients so (torch's context_parallel); else gradients of all keys that were "
+        "gathered are scattered.",
+    )
     logit_peak: Number = Field(6.0, description="Most bytes by logit while the loss is computed.")
     placeholder_bytes: Literal[0, 2] = Field(
         0,

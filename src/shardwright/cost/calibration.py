@@ -23,6 +23,7 @@ from shardwright.config.update_passes import update_pass_bytes
 from shardwright.cost.device_facts import known_fact, known_peak, link_bytes_per_s
 from shardwright.cost.measured_time import MeasuredDevice, measured_device
 from shardwright.layers.arrays import Numbers
+from shardwright.layers.layer_tensors import FLOAT32
 from shardwright.layers.query import Run
 
 Constants = Mapping[str, float]
@@ -91,8 +92,9 @@ def _software_with(
 ) -> SoftwareSpec:
     software = software_of(name)
     precision, gradient_bytes, reduce_bytes, moment_bytes, has_masters = numbers
-    in_bf16 = precision == "bf16"
-    usual = software.bf16_gradient_bytes if in_bf16 else 0
+    in_bf16, number_bytes = precision == "bf16", NUMBER_TYPES[precision].num_bytes
+    # Gradients of parameters in float32 are in float32.
+    usual = software.bf16_gradient_bytes if in_bf16 else number_bytes * (number_bytes == FLOAT32)
     copy = software.bf16_gradient_copy if in_bf16 and (gradient_bytes or usual) == usual else 0
     changes = {} if has_masters else {"bf16_moments_update": software.narrow_update}
     gradient = gradient_bytes or usual or software.gradient_bytes

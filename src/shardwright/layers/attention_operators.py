@@ -190,11 +190,28 @@ def _core_of_one_kernel(c: Context, o: LayerOperator) -> Operator:
         kept=kept,
         kept_result=kept,
         given=given,
-        inside=sums * s.query_width,  # the gradient of queries is accumulated in float32
+        # The gradient of queries is accumulated in float32, in the kernel and where visits are.
+        inside=sums * s.query_width * (1.0 + (w.visits_in_float32 and not w.is_own) * (visits > 1))
+        + (0.0 if w.is_own else _bytes_of_other_keys(c, backward)),
         needs_kept=True,
         kernel="merge",
         elements=merged,
     )
+
+
+def _bytes_of_other_keys(c: Context, exchanges: tuple[Exchange, ...]) -> Numbers:
+    """Bytes of the keys and values of other ranks, and of their gradients, that are there while a rank's backward of
+    attention runs: all that are gathered, or those of the rank whose turn it is and of the next."""
+    kept: Numbers = 0.0
+    for exchange in exchanges:
+        in_turn = 2 * exchange.size / c.grid.cp
+        if exchange.kind == "reduce_scatter" and c.software.visits_in_float32:
+            kept = kept + in_turn * FLOAT32 / HALF
+        elif exchange.kind in ("all_gather", "reduce_scatter"):
+            kept = kept + exchange.size
+        elif exchange.kind == "ring":
+            kept = kept + in_turn
+    return kept
 
 
 def _in_blocks(keys: float, sequence: int, block: int) -> float:

@@ -39,7 +39,7 @@ from shardwright.measure.measured_runs.score import percentile, share_within, we
 from shardwright.measure.measured_runs.sweeps import RankedPlan, ranking_quality
 from shardwright.measure.number_counts import number_counts
 from shardwright.measure.unstated_columns import unstated_columns
-from shardwright.memory.fit_chance import fit_chance
+from shardwright.memory.fit_chance import SPREAD, UNNAMED_SPREAD, fit_chance
 from shardwright.memory.rank_estimate import Memory, rank_memory
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
@@ -109,7 +109,8 @@ def _predict_faulty(row: Measured, constants: Constants) -> Predicted:
 
 def _predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
     priced = _priced({n: row.run for n, row in enumerate(rows) if row.run}, constants)
-    is_fitting = {n: _fits(rows[n], price) for n, price in priced.items() if not isinstance(price, str)}
+    judged = {n: price for n, price in priced.items() if not isinstance(price, str)}  # which a verdict is about
+    is_fitting = {n: _fits(rows[n], price) for n, price in judged.items()}
     runs = {n: rows[n].run for n in is_fitting}
     for policy in ("selective", "full"):
         unsure = {
@@ -117,7 +118,7 @@ def _predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
         }
         for n, price in _priced(unsure, constants).items():
             assert isinstance(price, Price), "a run that is priced with less memory is priced with more"
-            is_fitting[n] = _fits(rows[n], price)
+            is_fitting[n], judged[n] = _fits(rows[n], price), price
             if not rows[n].says_recompute:
                 priced[n], runs[n] = price, unsure[n]
     predictions = []
@@ -127,7 +128,8 @@ def _predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
             predictions.append(Predicted(row, None, 0.0, None, reason=str(price)))
             continue
         memory = price.memory if row.memory_rank is None else rank_memory(run, constants)[row.memory_rank]
-        chance = fit_chance(float(price.memory.process), device_of(run.device).offered_bytes)
+        needed_bytes, spread = float(judged[n].memory.process), SPREAD if row.knows_software else UNNAMED_SPREAD
+        chance = fit_chance(needed_bytes, device_of(run.device).offered_bytes, spread)
         num_gb = _reported(row, run, memory, constants) / GB
         predictions.append(Predicted(row, price.time, num_gb, is_fitting[n], reason="", fit_chance=chance))
     return predictions

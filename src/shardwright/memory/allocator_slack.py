@@ -79,9 +79,11 @@ def pending_blocks(
     grid: PlanGrid,
     alive: Numbers,
     layers: Sequence[tuple[Array, StreamBlocks]],
+    *,
+    share: float = 1.0,
 ) -> PendingBlocks:
     """Blocks that a collective's stream has not passed, of the layers of a rank: a number of layers with the blocks of
-    each. `alive`: microbatches in flight.
+    each. `alive`: microbatches in flight. `share`: of such blocks, those that stay out of use.
 
     Without a pipeline nothing makes the host wait: the queue holds the launches of a forward and, before them, of the
     passes of microbatches before. With one, the host waits for each gradient from the next rank, so it is ahead in the
@@ -98,7 +100,7 @@ def pending_blocks(
     passes = 1 / grid.virtual if software.waits_at_messages else np.maximum(0, alive - 2)
     queued_forward = np.where(grid.pp > 1, np.minimum(num_layers * passes, most), in_step[0])
     expected = forward * queued_forward + backward * np.where(grid.pp > 1, 0.0, in_step[1])
-    return PendingBlocks(expected, np.maximum(expected, forward * np.minimum(num_layers, most)))
+    return PendingBlocks(share * expected, share * np.maximum(expected, forward * np.minimum(num_layers, most)))
 
 
 def _queued_in_step(software: SoftwareSpec, num_layers: Array, num_microbatches: Numbers) -> tuple[Array, Array]:

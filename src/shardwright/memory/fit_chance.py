@@ -1,17 +1,19 @@
 """The chance that a plan of software other than ours fits, from how far predicted memory is off where it was measured.
 
-The log of needed over predicted bytes is taken to be normal around 0. `shardwright validate` says
-how many of the measured plans with a high, an open and a low chance ran.
+The log of needed over predicted bytes, over its spread, is taken to have Student's distribution with two degrees of
+freedom around 0. Most predictions are near and a few are far off, for causes that no account knows; under a normal
+distribution these few would have no chance at all. `shardwright validate` says how many of the measured plans with a
+high, an open and a low chance ran.
 """
 
 import math
-from statistics import NormalDist
 
 # The chance from which a plan is said to fit surely. A plan that runs out of memory costs more than one that is a few
 # percent slower; and where memory is short, allocators free and ask again, which takes time.
 SURE = 0.8
-# Standard deviation of the log of needed over predicted bytes (benchmarks/fit_memory_spread.py).
-SPREAD = 0.065
+# Spreads of the log of needed over predicted bytes where a plan's software is described, and where nothing says what
+# runs it (benchmarks/fit_memory_spread.py).
+SPREAD, UNNAMED_SPREAD = 0.06, 0.25
 
 
 def fit_chance(needed_bytes: float, offered_bytes: float, spread: float = SPREAD) -> float:
@@ -20,9 +22,11 @@ def fit_chance(needed_bytes: float, offered_bytes: float, spread: float = SPREAD
         return 1.0
     if offered_bytes <= 0:
         return 0.0
-    return 0.5 * math.erfc(math.log(needed_bytes / offered_bytes) / (spread * math.sqrt(2)))
+    room = math.log(offered_bytes / needed_bytes) / spread
+    return 0.5 + 0.5 * room / math.hypot(room, math.sqrt(2))
 
 
-def most_needed_bytes(offered_bytes: float, chance: float) -> float:
+def most_needed_bytes(offered_bytes: float, chance: float, spread: float = SPREAD) -> float:
     """The largest need that still fits with this chance, above 0 and below 1: the inverse of `fit_chance`."""
-    return offered_bytes * math.exp(-SPREAD * NormalDist().inv_cdf(chance))
+    room = (2 * chance - 1) / math.sqrt(2 * chance * (1 - chance))
+    return offered_bytes * math.exp(-spread * room)

@@ -142,7 +142,8 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     cut_bytes = cut_blocks(software, grid, layer_bytes, loss_bytes)
     lost_bytes = np.maximum(memory_lost(run, constants) * step_bytes, cut_bytes)
     idle_bytes = np.maximum(lost_bytes, _memory_idle(run, constants) * step_bytes)
-    pending = pending_blocks(software, grid, alive, layers.blocks)
+    held_share = device_constant(constants, device_of(run.device), "stream_blocks")
+    pending = pending_blocks(software, grid, alive, layers.blocks, share=held_share)
     largest = np.maximum(layers.largest, ranks.head * microbatch.logits)
     for_update = update_bytes(software, grid, elements, largest)
     return Memory(

@@ -21,7 +21,7 @@ from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.layers.query import Run
-from shardwright.measure.measured_runs.row_facts import Row, schedule_of, value_faults
+from shardwright.measure.measured_runs.row_facts import Row, schedule_of, value_faults, whole
 from shardwright.schedule.job_program import plan_faults
 
 # The column for each field of a job in messages.
@@ -109,11 +109,6 @@ def _missing(row: Row) -> list[str]:
         for name, value in assumed.items()
         if not row.get(name)
     ]
-
-
-def whole(row: Row, name: str, default: int = 0) -> int:
-    """An integer of a row that was checked."""
-    return int(float(row[name])) if row.get(name) else default
 
 
 def dp_of(row: Row) -> int:

@@ -109,6 +109,11 @@ MASTERS = ("fp32", "none")
 MEMORY_KINDS = ("allocator", "reserved", "driver", "first-rank", "last-rank", "unknown")
 
 
+def whole(row: Row, name: str, default: int = 0) -> int:
+    """An integer of a row that was checked."""
+    return int(float(row[name])) if row.get(name) else default
+
+
 def schedule_of(name: str) -> str:
     """A schedule by plan.schedule's name; an unknown name is only normalised."""
     key = re.sub(r"[\s_]+", "-", name.strip().lower())

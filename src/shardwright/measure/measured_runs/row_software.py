@@ -5,10 +5,12 @@ A row whose columns name no software that the catalog describes is taken to have
 description): of what had begun by its month and could run its plan, what is meant for its device or number type, else
 the newest; where nothing could, the next that did. The description of software says which plans it can run; the plan of
 a row rules software out and never chooses it. A month that the row lacks is the usual one of its device, or before its
-number type went out of use. No rule looks at a run's measurements, and the range of such a prediction is wider.
+number type went out of use, and not before its model. No rule looks at a run's measurements, and the range of such a
+prediction is wider.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.config import catalog
@@ -21,7 +23,7 @@ from shardwright.config.software_support import had_by
 from shardwright.config.token_dispatchers import dispatcher_names
 from shardwright.config.usual_runs import UsualSpec
 from shardwright.cost.calibration import device_of
-from shardwright.measure.measured_runs.row_facts import Row
+from shardwright.measure.measured_runs.row_facts import Row, whole
 
 
 def software_of_row(row: Row, without: frozenset[str] = frozenset()) -> str:
@@ -73,6 +75,7 @@ class _Usual:
         if not (month := month or _month(row.get("date") or "")):
             went_out = number.usual_until if device.peak_flops("bf16") else ""
             month = min(filter(None, (device.in_use, went_out))) if device.in_use else ""
+            month = month and max([month, *(since for since, is_so in _MODELS if is_so(row))])
         specs = [software_of(name) for name in catalog.names("software")]
         meant = [spec for spec in specs if _is_meant(spec.usual, device.generation, number.is_narrow)]
         able = [spec for spec in meant if _can_run(spec, row)]
@@ -95,6 +98,12 @@ FLAG_CHANGES = {
     "whole_experts": ("1", "whole-experts"),
     "float8_gather": ("1", "float8-gather"),
 }
+# No run is older than its model: months in which parts of models came in use.
+_MODELS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
+    ("2022-09", lambda row: whole(row, "seq") > 2048),  # codes with FlashAttention (arXiv 2205.14135)
+    ("2023-02", lambda row: row.get("gated_mlp") == "1"),  # LLaMA (arXiv 2302.13971)
+    ("2023-07", lambda row: 1 < whole(row, "kv_heads") < whole(row, "heads")),  # Llama 2 (2307.09288)
+)
 _SOON = 12  # months in which software may have been in use before its description says so
 
 

@@ -13,17 +13,20 @@ from shardwright.config.base import error_text
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.moe import ROUTINGS
-from shardwright.config.number_types import number_called
+from shardwright.config.number_types import NUMBER_TYPES, number_called
 from shardwright.config.optimizer import ADAMW, OptimizerSpec
 from shardwright.config.phrase import say
 from shardwright.config.section_shapes import ExpertShape, LatentShape
 from shardwright.config.software import software_of
 from shardwright.config.units import MIB
-from shardwright.cost.calibration import device_of, peak_flops
+from shardwright.cost.calibration import device_of, peak_flops, software_under
+from shardwright.layers.embedding_head import logits
+from shardwright.layers.layer_tensors import HALF
+from shardwright.layers.operators import Context
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.measure.measured_runs.flops_convention import counted_flops
-from shardwright.measure.measured_runs.row_checks import RowCheck, check_row, dp_of, stage_faults, whole
-from shardwright.measure.measured_runs.row_facts import GRADS, Row, amount_faults, schedule_of
+from shardwright.measure.measured_runs.row_checks import RowCheck, check_row, dp_of, stage_faults
+from shardwright.measure.measured_runs.row_facts import GRADS, Row, amount_faults, schedule_of, whole
 from shardwright.measure.measured_runs.row_software import knows_software, software_of_row
 from shardwright.measure.measured_runs.run_table import TableLine, read_lines
 
@@ -135,7 +138,7 @@ def run_of_row(row: Row, without: frozenset[str] = frozenset()) -> Run:
     # Links of a rack or a pod reach beyond a host; devices without links of their own share a host.
     node = whole(row, "gpus_per_node") or (spec.link_domain if spec.link_domain > 1 else min(8, grid.world))
     node = max(node, spec.link_domain) if spec.link_domain > 8 else node
-    return Run(
+    run = Run(
         shape,
         grid,
         device=spec.name,
@@ -145,6 +148,15 @@ def run_of_row(row: Row, without: frozenset[str] = frozenset()) -> Run:
         network_bytes_per_s=_float(row, "inter_bw") * 1e9,
         network=row.get("network") or "unknown",
     )
+    return run if knows_software(row, without) else _with_usual_loss(run)
+
+
+def _with_usual_loss(run: Run) -> Run:
+    """A run of which nothing says what software it had: its loss is by parts of the tokens if a device could not hold
+    the logits of all of them."""
+    software, device = software_under(run), device_of(run.device)
+    whole_bytes = software.logit_peak * float(logits(Context(run.shape, run.grid, software)))
+    return replace(run, software=f"{run.software}+loss-by-parts") if whole_bytes > device.offered_bytes else run
 
 
 def layout_by_cost(shape: ModelShape, num_stages: int) -> tuple[int, ...]:
@@ -236,7 +248,10 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
     policies = (
         (recompute,) * num_recomputed + ("none",) * (layers - num_recomputed) if 0 < num_recomputed < layers else ()
     )
-    gradient_bytes = GRADS.get(row.get("grads") or "", 0)
+    precision, has_masters = _precision(row.get("precision") or "", device), row.get("masters") != "none"
+    # A parameter without a copy has its gradient and moments in its own numbers: torch's autograd and AdamW, JAX.
+    own_bytes = 0 if has_masters else NUMBER_TYPES[precision].num_bytes or HALF
+    gradient_bytes = GRADS.get(row.get("grads") or "", own_bytes)
     hosted = (row.get("offload") or "").split()
     return PlanGrid(
         dp=dp,
@@ -254,11 +269,11 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
         global_batch=whole(row, "gbs") or dp * microbatch,
         recompute=recompute,
         policies=policies,
-        precision=_precision(row.get("precision") or "", device),
+        precision=precision,
         gradient_bytes=gradient_bytes,
         reduce_bytes=gradient_bytes,
-        moment_bytes=GRADS.get(row.get("moments") or "", 0),
-        has_masters=row.get("masters") != "none",
+        moment_bytes=GRADS.get(row.get("moments") or "", own_bytes),
+        has_masters=has_masters,
         cp_method=row.get("cp_method") or "ring",
         optimizer=OptimizerSpec(name=row.get("optimizer") or ADAMW.name),
         offload_optimizer=float("optimizer" in hosted),
