@@ -4,12 +4,14 @@ the batch and the length of the command that trains last, and of the files that 
 python tests/fuzz/launch_scripts.py [--seed N] [--count N]
 
 Ordinary scripts are drawn, so few are refused. Each has one to three training commands, programs that do not train, and
-files of DeepSpeed's, of Accelerate's and of options, beside the script or below another folder.
+files of DeepSpeed's, of Accelerate's and of options, beside the script or below another folder. Some take a size from a
+variable that nobody sets, which is asked for, and which gives the job that is meant once the user says it.
 """
 
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -22,6 +24,7 @@ if __package__ in (None, ""):
 
 from shardwright.api.imported_job import system_and_files
 from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
 from shardwright.interchange.foreign_job import read_job_of
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.system import SOURCES
@@ -55,6 +58,8 @@ _NAMINGS = (
     ("CONFS=({name} never.json)\n", '"${{CONFS[0]}}"'),
     ("pick() {{ echo {name}; }}\nCONF=$(pick)\n", "$CONF"),
     ("if [ 1 -gt 2 ]; then CONF=never.json; else CONF={name}; fi\n", "$CONF"),
+    ("source ../set{number}.sh\n", "$CONF"),
+    ('source "$(dirname "$0")/../set{number}.sh"\n', "$CONF"),
 )
 
 
@@ -65,6 +70,7 @@ class Drawn:
     script: Path
     wanted: dict[str, int | str] = field(default_factory=dict)
     others: tuple[str, ...] = ()  # files that the user names behind it
+    unset: dict[str, str] = field(default_factory=dict)  # variables that nobody sets, with the values that are meant
 
 
 def draw_script(rng: Random, folder: Path) -> Drawn:
@@ -73,6 +79,7 @@ def draw_script(rng: Random, folder: Path) -> Drawn:
     place.mkdir(parents=True)
     lines = ["#!/bin/bash", *_batch_lines(rng), "MODEL=Qwen/Qwen3-8B"]
     wanted: dict[str, int | str] = {}
+    unset: dict[str, str] = {}
     entered = False
     for number in range(rng.choice([1, 1, 2, 3])):
         lines += rng.sample(_IDLE, rng.choice([0, 0, 1, 2]))
@@ -81,12 +88,23 @@ def draw_script(rng: Random, folder: Path) -> Drawn:
             entered = True
             lines.append("cd /home/someone/repo/engine")
         command, wanted = _command(rng, place, "" if where == "below/" and entered else where, number, entered)
+        unset = {}
+        if rng.random() < 0.2:
+            command, unset = _with_variable(rng, command, number)
         lines.append(command)
     lines += rng.sample(_IDLE, rng.choice([0, 0, 1]))
     script = place / "run.sh"
     script.write_text("\n".join(lines) + "\n", encoding="utf-8")
     files = sorted(path for path in folder.rglob("[yz]*.*") if path.suffix in (".json", ".yaml"))
-    return Drawn(script, wanted, tuple(map(str, files)) if rng.random() < 0.3 else ())
+    return Drawn(script, wanted, tuple(map(str, files)) if rng.random() < 0.3 else (), unset)
+
+
+def _with_variable(rng: Random, command: str, number: int) -> tuple[str, dict[str, str]]:
+    """A command that takes a size from a variable that nobody sets, and the variable with the size."""
+    option = rng.choice(["--per_device_train_batch_size", "--gradient_accumulation_steps", *_LENGTHS])
+    name = f"SIZE_{number}"
+    found = re.search(rf"{option} (\d+)", command)
+    return (command.replace(found[0], f"{option} ${name}"), {name: found[1]}) if found else (command, {})
 
 
 def _batch_lines(rng: Random) -> list[str]:
@@ -117,6 +135,7 @@ def _command(rng: Random, place: Path, where: str, number: int, entered: bool) -
         inner = name.replace("z", "y", 1).replace(".yaml", ".json")
         parts = {"name": name, "number": number, "folder": where, "suffix": file.suffix}
         before, word = (text.format(**parts) for text in rng.choice(_NAMINGS))
+        (place.parent / f"set{number}.sh").write_text(f"CONF={name}\n", encoding="utf-8")
         if engine == _DEEPSPEED:
             file.write_text(json.dumps(_deepspeed(rng, zero)), encoding="utf-8")
             flags = f" --deepspeed {word}"
@@ -154,11 +173,18 @@ def _deepspeed(rng: Random, zero: int) -> dict[str, object]:
 
 def way_of(drawn: Drawn) -> tuple[str, str]:
     """How a script is read, "as meant", "refused" or "otherwise", with the difference."""
+    text = drawn.script.read_text(encoding="utf-8")
+    for name in drawn.unset:
+        try:
+            _read(drawn, {})
+            return "otherwise", f"{text}\nread without a question for {name}\n"
+        except PlanError as fault:
+            if f"--set {name}=VALUE" not in "\n".join(fault.faults):
+                return "refused", f"{text}\n{fault}\n"
     try:
-        system, files = system_and_files((str(drawn.script), *drawn.others), "")
-        job = read_job_of(SOURCES[system], files, Asked()).job
+        job = _read(drawn, drawn.unset)
     except PlanError as fault:
-        return "refused", f"{drawn.script.read_text(encoding='utf-8')}\n{fault}\n"
+        return "refused", f"{text}\n{fault}\n"
     plan = job.plan
     read = {
         "model": job.model.name, "dp": plan.world, "zero": plan.zero, "micro": plan.microbatch_size,
@@ -168,7 +194,13 @@ def way_of(drawn: Drawn) -> tuple[str, str]:
         read["zero"] = drawn.wanted["zero"]  # one rank shards nothing
     if read == drawn.wanted:
         return "as meant", ""
-    return "otherwise", f"{drawn.script.read_text(encoding='utf-8')}\nmeant: {drawn.wanted}\nread: {read}\n"
+    return "otherwise", f"{text}\nmeant: {drawn.wanted}\nread: {read}\n"
+
+
+def _read(drawn: Drawn, variables: dict[str, str]) -> JobSpec:
+    """The job of a script, with variables of the user's. Raises PlanError."""
+    system, files = system_and_files((str(drawn.script), *drawn.others), "")
+    return read_job_of(SOURCES[system], files, Asked(variables)).job
 
 
 def read_of_seed(seed: int, count: int) -> tuple[Counter[str], list[str], list[str]]:

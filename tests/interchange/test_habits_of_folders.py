@@ -208,3 +208,21 @@ def test_a_path_from_the_root_needs_a_folder_at_its_end(path: str, tmp_path: Pat
     line = f"#!/bin/bash\nCONFIG={path}\ntorchrun --nproc_per_node 4 run_train.py --config-file $CONFIG\n"
     with pytest.raises(PlanError, match="is not read: name it too"):
         of_files(tmp_path, {"s/run.sh": line, "a.yaml": STARCODER, "conf/a.yaml": STARCODER})
+
+
+@pytest.mark.parametrize(
+    ("folder", "is_found"),
+    [("$HOME/work/conf", True), ("$CONF", True), ("${ROOT}/../conf", True), ("other/conf", False)],
+)
+def test_the_end_of_a_path_that_begins_with_a_variable_counts(folder: str, is_found: bool, tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/z3.json").write_text('{"zero_optimization": {"stage": 3}}')
+    run = tmp_path / ("conf/run.sh" if folder == "$CONF" else "slurm/run.sh")
+    run.parent.mkdir(exist_ok=True)
+    run.write_text(f"deepspeed --num_gpus 2 mine.py --deepspeed {folder}/z3.json {OPTIONS}\n")
+    asked = Asked(overrides=("model.name=llama2-7b",))
+    if is_found:
+        assert read_job_of(SOURCES["deepspeed"], (str(run),), asked).job.plan.zero == 3
+    else:
+        with pytest.raises(PlanError, match=r"z3\.json is a file that is not read"):
+            read_job_of(SOURCES["deepspeed"], (str(run),), asked)

@@ -138,3 +138,81 @@ def test_nodes_that_are_said_stay_beside_devices() -> None:
     with pytest.raises(PlanError) as caught:  # and no two are 9
         job_read(script(line + batch), devices=9)
     assert any("--global-batch-size by ITS_GPUS" in fault for fault in caught.value.faults)
+
+
+LAUNCH = "accelerate launch --num_processes 4 "
+TRAINS = "mine.py --per_device_train_batch_size 2 --max_length 512 --model_name_or_path me/mine "
+MEGATRON_FULL = MEGATRON.replace(" --micro-batch-size", " --recompute-granularity full --micro-batch-size")
+
+
+@pytest.mark.parametrize(
+    ("line", "needs"),
+    [
+        (LAUNCH + TRAINS + "--gradient_accumulation_steps $N", "--gradient_accumulation_steps by N"),
+        (f"{LAUNCH}--gradient_accumulation_steps $N {TRAINS}", "gradient_accumulation_steps by N"),
+        (f"{LAUNCH}--use_deepspeed --zero_stage $N {TRAINS}", "zero_stage by N"),
+        (f"deepspeed --num_gpus 4 {TRAINS}--gradient_accumulation_steps $N", "gradient_accumulation_steps by N"),
+        (f"{MEGATRON_FULL} --recompute-method $N --recompute-num-layers 1", "--recompute-method by N"),
+    ],
+)
+def test_a_variable_that_nobody_sets_is_asked_for_under_each_name_of_its_setting(line: str, needs: str) -> None:
+    texts = script(line) if line.startswith("torchrun") else script(line) | MODEL
+    assert any(f"{needs})" in fault and "--set N=VALUE" in fault for fault in faults(texts))
+
+
+def test_a_variable_of_the_user_counts_where_it_was_asked_for() -> None:
+    texts = script(LAUNCH + TRAINS + "--gradient_accumulation_steps $N") | MODEL
+    assert job_read(texts, "N=8")[1].job.batch.global_batch_size == 64
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "is_remark"),
+    [
+        ("_context", "the run of last week, with longer sequences", True),
+        ("_comment_batch", "auto", True),
+        ("//size", "of a microbatch", True),
+        ("_context", "4096", False),
+        ("context_size", "of last week", False),
+    ],
+)
+def test_remarks_of_a_json_are_no_settings(key: str, value: str, is_remark: bool) -> None:
+    config = json.dumps({key: value, "train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}})
+    texts = script(DEEPSPEED, ds_json=config) | MODEL
+    if is_remark:
+        assert job_read(texts)[1].job.plan.zero == 1
+    else:
+        assert any("could change the model" in fault for fault in faults(texts))
+
+
+@pytest.mark.parametrize("tool", ["llamafactory-cli train", "python3 -u -m llamafactory.cli train"])
+def test_llama_factory_as_a_module_is_its_command(tool: str) -> None:
+    options = "--stage sft --do_train --finetuning_type full --template x --per_device_train_batch_size 1 "
+    line = f"FORCE_TORCHRUN=1 CUDA_VISIBLE_DEVICES=0,1,2 {tool} {options} --model_name_or_path me/mine"
+    system, result = job_read(script(line) | MODEL)
+    job = result.job
+    assert (system, job.plan.world, job.model.sequence, job.plan.recompute) == ("llamafactory", 3, 2048, "full")
+
+
+@pytest.mark.parametrize(
+    "tool", ["swift sft", "python -m swift.cli.sft", "python -m swift.cli.main sft", "python swift/cli/sft.py"]
+)
+def test_ms_swift_as_a_module_has_its_defaults(tool: str) -> None:
+    line = f"NPROC_PER_NODE=2 {tool} --model me/mine --dataset d --max_length 512 --lora_rank 4 --tuner_type lora"
+    system, result = job_read(script(line) | MODEL)
+    assert (system, result.job.plan.world, result.job.model.adapter.rank) == ("ms-swift", 2, 4)
+    assert result.job.optimizer.learning_rate == 1e-4 and result.job.batch.global_batch_size == 16
+
+
+def test_a_program_that_trains_by_options_in_a_json_is_read_without_a_launcher() -> None:
+    options = {"model_name_or_path": "me/mine", "per_device_train_batch_size": 3, "block_size": 256, "fp16": True}
+    texts = script("python3 steps/sft_mine.py steps/options.json", options_json=json.dumps(options)) | MODEL
+    job = job_read(texts, devices=2)[1].job
+    assert (job.plan.world, job.batch.global_batch_size, job.model.sequence) == (2, 6, 256)
+    (fault,) = faults(script("python3 steps/convert.py steps/options.json") | MODEL)
+    assert "no command in it trains a model" in fault
+
+
+def test_the_switch_of_longlora_asks_for_the_adapters() -> None:
+    line = f"torchrun --nproc_per_node 2 mine.py --low_rank_training {{}} {OPTIONS}"
+    assert any("nothing says the rank" in fault for fault in faults(script(line.format("True")) | MODEL))
+    assert not job_read(script(line.format("False")) | MODEL)[1].job.model.adapter.rank

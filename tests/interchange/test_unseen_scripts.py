@@ -112,12 +112,31 @@ def test_scripts_beside_are_read_and_told(tmp_path: Path) -> None:
     assert script_texts(run, named) == {}  # the user says which there are
 
 
-def test_absolute_and_climbing_paths_of_scripts_are_not_taken(tmp_path: Path) -> None:
+def test_absolute_paths_of_scripts_are_not_taken(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "up.sh").write_text("SIZE=8\n")
     run = tmp_path / "a/run.sh"
-    run.write_text(f"source ../up.sh\nsource {tmp_path}/up.sh\n")
+    run.write_text(f"source {tmp_path}/up.sh\n")
     assert script_texts(run, {str(run): run.read_text()}) == {}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../up.sh",
+        '"$HERE/../up.sh"',
+        '"$(dirname "$0")/../up.sh"',
+        '"$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/../up.sh"',
+    ],
+)
+def test_a_script_of_the_folder_above_is_that_of_this_folder(path: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    run = tmp_path / "a/run.sh"
+    for place, size in ((run.with_name("up.sh"), 8), (tmp_path / "up.sh", 16)):
+        place.write_text(f": ${{SIZE:={size}}}\n")
+    run.write_text(f'HERE="$(cd "$(dirname "$0")" && pwd)"\nsource {path}\n{MEGATRON} --global-batch-size $SIZE\n')
+    assert [*script_texts(run, {str(run): run.read_text()})] == [str(tmp_path / "up.sh")]
+    assert read_job_of(SOURCES["megatron"], (str(run),), Asked()).job.batch.global_batch_size == 16
 
 
 def test_a_list_of_hosts_that_a_script_writes_is_no_script() -> None:

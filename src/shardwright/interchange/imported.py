@@ -16,7 +16,7 @@ from shardwright.config.phrase import each, say
 from shardwright.interchange.carried_data import carried_data
 from shardwright.interchange.known_settings import is_uncounted, is_usual, subjects
 from shardwright.interchange.meaning import without_unread
-from shardwright.interchange.reading.settings import Flat, Settings, plain_text
+from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.unread_settings import unread_faults
 
@@ -176,8 +176,8 @@ def _unread(result: ReadResult, asked: Asked) -> tuple[dict[str, list[str]], lis
 def _unknown_faults(settings: Settings) -> list[str]:
     """One fault for all settings that have an effect and depend on variables that nobody has set."""
     dependants: dict[str, list[str]] = {}
-    for setting in settings.needed:
-        for variable in unknown_names(plain_text(settings.given.get(setting))):
+    for setting, text in settings.needed.items():
+        for variable in unknown_names(text):
             dependants[variable] = [*dict.fromkeys([*dependants.get(variable, []), settings.shown(setting)])]
     if not dependants:
         return []

@@ -97,6 +97,7 @@ _PARTS = (
     "prompt_tuning",
 )
 _LATENT_RANK = re.compile(r"(q|kv)[-_]lora[-_]rank")  # of latent attention, which has no adapters
+_REMARK = re.compile(r"_{0,2}(comment|remark)s?(_|$)|_{1,2}(notes?|readme|doc)(_|$)|//|#")  # names of remarks
 _UNSAID = "?"  # a value that is not known
 _COPIES = ("data_parallel", "data-parallel", "ddp")  # values of a parallelism that a job without other words has
 _NO_VALUES = ("0", "0.0", "none", "null", "false", "no", "full", "standard", "{}", "[]")
@@ -121,6 +122,8 @@ def could_matter(name: str, value: Any, *systems: str) -> bool:
     if inner := object_of(value):
         return any(could_matter(f"{name}.{key}", part, *systems) for key, part in inner.items())
     text = str(value).lower()
+    if _is_remark(name, value):
+        return False
     if keys := keys_of(text):
         return any(could_matter(f"{name}.{key}", _UNSAID, *systems) for key in keys)
     is_degree = _DEGREES.search(name) or re.search(r"parallel|degree|size$", name)
@@ -129,6 +132,13 @@ def could_matter(name: str, value: Any, *systems: str) -> bool:
     sections = tuple(section for system in systems for section in _known()["sections"].get(system, ()))
     is_listed = any(name in _known()["changes"].get(system, ()) for system in systems)
     return is_listed or _has_weight(name) or (name.startswith(sections) and not _HARMLESS.search(_words(name)))
+
+
+def _is_remark(name: str, value: Any) -> bool:
+    """True for a text that a JSON, which has no comments, keeps under a name that no setting has: _note, //, #."""
+    key = name.rpartition(".")[2].lstrip("-")
+    is_of_words = isinstance(value, str) and " " in value.strip()
+    return isinstance(value, str) and (bool(_REMARK.match(key)) or (key.startswith("_") and is_of_words))
 
 
 def _words(name: str) -> str:

@@ -359,7 +359,7 @@ def _unknown_program(words: Sequence[str]) -> int:
 
 
 _HYDRA_WORD = re.compile(r"\+{0,2}[A-Za-z_][\w.@/-]{0,200}=")
-_TOOLS_BY_ENVIRONMENT = ("llamafactory-cli", "swift", "megatron")
+_TOOLS_BY_ENVIRONMENT = ("llamafactory-cli", "llamafactory.cli", "swift", "megatron")
 NODES = "NNODES"  # the variable with the number of nodes, as they and torchrun's examples have it
 _USE_OF_NODES = re.compile(rf"(?<!\\)\$\{{?{NODES}\b(?!:?[-=+?])")  # without a default
 _TOOLS = ("llamafactory-cli", "swift", "megatron", "axolotl", "trl")  # programs that other launchers may start

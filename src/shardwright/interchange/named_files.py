@@ -21,8 +21,8 @@ _OF_DEEPY = re.compile(
 )
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 # Names and paths have a most length, so that a long line is read in a time that grows no faster than it.
-# A path that begins with a variable counts from there on.
-_FILE = r"(?:\$\{?\w{1,64}\}?/)?(/?[\w.-][\w./-]{0,512}\.(?:json|ya?ml|toml))\b"
+_FILE = r"((?:\$\{?\w{1,64}\}?/|/)?[\w.-][\w./-]{0,512}\.(?:json|ya?ml|toml))\b"
+_VARIABLE = re.compile(r"^\$\{?\w{1,64}\}?/")  # the folder that a path begins with
 _PATH = rf"[\w-]{{0,64}}[\"']?[:=\s]-?\s*[\"']?{_FILE}"
 # Settings and variables of scripts that name the configuration of DeepSpeed, of FSDP or Accelerate, of a program.
 _ENGINES = (
@@ -38,7 +38,7 @@ _ENGINES = (
     re.compile(rf"\.py[\"']?\s(?:\\\s)?\s*[\"']?{_FILE}"),  # the first argument of a program
 )
 _CD = re.compile(r"(?m)^[ \t]*(?:cd|pushd)[ \t]+[\"']?(?:\$\{?\w{1,64}\}?/)?([\w./-]{1,512})")
-_CLIMBING = re.compile(r"^(?:\.{1,2}/){1,3}")
+CLIMBING = re.compile(r"^(?:\.{1,2}/){1,3}")
 # Sources of a configuration that a script makes: a variable that is called so, or a file that sed reads.
 _TEMPLATES = (
     re.compile(rf"(?i)\b\w{{0,40}}template\w{{0,40}}=[\"']?{_FILE}"),
@@ -120,7 +120,7 @@ def rival_texts(file: Path, texts: Mapping[str, str], named: Collection[str]) ->
         plain = [_COMMENT.sub("", text) for text in known.values()]
         folders = _entered(file, plain)
         wanted += [name for pattern in _ENGINES for text in plain for name in pattern.findall(text)]
-        ends = [_CLIMBING.sub("", name) for name in [*dict.fromkeys(wanted)][:_MOST_NAMED]]
+        ends = [CLIMBING.sub("", name) for name in [*dict.fromkeys(wanted)][:_MOST_NAMED]]
         there = [path for name in ends if (path := below(file, name, folders)) is not None and str(path) not in known]
         paths = [path for path in dict.fromkeys(there) if _says_plan_or_options(path)][:_MOST_BASES]
         names = [PurePath(name).name for name in (*known, *map(str, paths))]
@@ -156,7 +156,8 @@ def _folders_of_cd(texts: Sequence[str]) -> list[tuple[str, ...]]:
 def _taken(file: Path, named: Collection[str], folders: Sequence[Path]) -> list[Path]:
     """The files to take of some names: a single one, or one that says how things are split and one with the options of
     the program. They lie below one of some folders, too."""
-    beside = [_CLIMBING.sub("", name) for name in sorted(named)]  # a folder beside that of the script lies below others
+    named = {_VARIABLE.sub("", name): name for name in sorted(named, reverse=True)}.values()
+    beside = [CLIMBING.sub("", name) for name in sorted(named)]  # a folder beside that of the script lies below others
     paths = [path for name in beside if (path := below(file, name, folders)) is not None]
     if len(named) == 1 or len(paths) != len(named) or len(named) > len(_Kind):
         return paths if len(named) == 1 else []
@@ -236,11 +237,15 @@ def _has_unnamed(file: Path, texts: Mapping[str, str]) -> bool:
 def below(file: Path, name: str, folders: Sequence[Path] = ()) -> Path | None:
     """The file of a name below the folder of a file, the folders above it, the working folder or one of others; None if
     none is. Of a path from the root, which another machine has, its end counts: a folder and the file in it, at
-    least."""
-    parts = PurePath(name).parts
+    least; and so it does of a path that begins with a variable."""
+    rest = _VARIABLE.sub("", name)
+    is_elsewhere = rest != name or name.startswith("/")
+    rest = rest if rest == name else CLIMBING.sub("", rest)
+    parts = PurePath(rest).parts
     if ".." in parts:
         return None
-    ends = ["/".join(parts[start:]) for start in range(1, len(parts) - 1)] if name.startswith("/") else [name]
+    ends = ["/".join(parts[start:]) for start in range(1, len(parts) - 1)] if is_elsewhere else []
+    ends = ends if rest.startswith("/") else [rest, *ends]
     places = [Path(), *list(file.absolute().parents)[:_MOST_ABOVE], *folders]
     paths = (place / end for end in ends[:_MOST_ENDS] for place in places)
     return next((path for path in paths if os.path.isfile(path)), None)

@@ -62,7 +62,7 @@ def named_bases(data: Mapping[str, Any]) -> tuple[str, ...]:
     """The files that a configuration begins from, by the names that its list `defaults` has for them."""
     entries = data.get("defaults")
     paths = [path for _, path in _entries(entries)] if isinstance(entries, list) else []
-    return tuple(f"{shortened(path, 60)}.yaml" for path in paths if path != "_self_")[:_MOST_LEVELS]
+    return tuple(shortened(_with_suffix(path), 65) for path in paths if path != "_self_")[:_MOST_LEVELS]
 
 
 def base_paths(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -70,7 +70,12 @@ def base_paths(data: Mapping[str, Any]) -> tuple[str, ...]:
     entries = data.get("defaults")
     paths = [path for _, path in _entries(entries)] if isinstance(entries, list) else []
     plain = [path for path in paths if path != "_self_" and len(path) <= _MOST_PATH]
-    return tuple(path if path.endswith((".yaml", ".yml")) else f"{path}.yaml" for path in plain)[:_MOST_LEVELS]
+    return tuple(map(_with_suffix, plain))[:_MOST_LEVELS]
+
+
+def _with_suffix(path: str) -> str:
+    """The file of a path in a list, which may leave out its suffix."""
+    return path if path.endswith((".yaml", ".yml")) else f"{path}.yaml"
 
 
 def _of_file(name: str, texts: Mapping[str, str], used: set[str], level: int) -> dict[str, Any]:
@@ -101,7 +106,7 @@ def _of_file(name: str, texts: Mapping[str, str], used: set[str], level: int) ->
                 say(
                     "{name} begins from {file} (Hydra's defaults), which is none of the files; name it too",
                     name=name,
-                    file=f"{shortened(path, 80)}.yaml",
+                    file=shortened(_with_suffix(path), 85),
                 )
             )
         inner = _of_file(file, texts, used, level + 1)

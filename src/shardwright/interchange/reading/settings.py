@@ -32,7 +32,7 @@ class Settings(FaultGatheringReader):
     spelled: Mapping[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    needed: list[str] = field(default_factory=list)  # names whose values depend on variables that nobody has set
+    needed: dict[str, str] = field(default_factory=dict)  # names -> values that depend on variables that nobody sets
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names that a row writes -> names that it read
     overrides: Mapping[str, str] = field(default_factory=dict)  # fields that --set gives beside the files
     automatic: frozenset[str] = frozenset()  # names whose value is "auto": another file has it
@@ -160,9 +160,9 @@ class Settings(FaultGatheringReader):
 
     def _is_unknown(self, value: Any, names: str | Sequence[str]) -> bool:
         """True if a value depends on a shell variable that is not set. The setting's name is then added to `needed`."""
-        if not isinstance(value, (str, list)) or not UNKNOWN.search(plain_text(value)):
+        if not isinstance(value, (str, list)) or not UNKNOWN.search(text := plain_text(value)):
             return False
-        self.needed.append(self._present(names))
+        self.needed[self._present(names)] = text
         return True
 
     def _wrong(self, names: str | Sequence[str], expected: str, default: Any) -> Any:

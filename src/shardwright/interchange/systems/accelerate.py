@@ -19,6 +19,7 @@ from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, number, read_row, write_table
 from shardwright.interchange.system import System
 from shardwright.interchange.systems import deepspeed
+from shardwright.interchange.systems.accelerate_deepspeed import deepspeed_keys, take_over
 from shardwright.interchange.systems.accelerate_fsdp import FILE_KEYS as FSDP_FILE_KEYS
 from shardwright.interchange.systems.accelerate_fsdp import STRATEGIES, put_fsdp_options, shard_sizes
 from shardwright.interchange.systems.accelerate_launcher import (
@@ -28,6 +29,7 @@ from shardwright.interchange.systems.accelerate_launcher import (
     uneven_processes,
 )
 from shardwright.interchange.systems.deepspeed_batch import WORLD, read_batch
+from shardwright.interchange.systems.trainer_command import TRAINER
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
     FileParts,
@@ -44,6 +46,7 @@ SIGNS = (
             r"--per[-_]device[-_]train[-_]batch[-_]size\b",
             r"\bqlora\.py\b",
             r"\btorchrun\b[^;&|]{0,600}?\.py[ \t]+[\w./-]{1,200}\.json[ \t]*$",
+            rf"\bpython[\d.]*[ \t]+(?:[\w.-]{{0,100}}/){{0,12}}{TRAINER}[ \t]+[\w./-]{{1,200}}\.json[ \t]*$",
         ),
         weight=GENERAL,
     ),
@@ -102,13 +105,11 @@ def _read_zero(settings: Settings, fields: Flat) -> None:
     kind = _kind(settings)
     fields["plan.zero"] = 0
     if kind == "DEEPSPEED":
-        renamed = Settings(_deepspeed_keys(settings.given))
+        renamed = Settings(deepspeed_keys(settings.given))
         if not settings.has(_D + "deepspeed_config_file", *deepspeed.STAGE):
             renamed.given.setdefault(deepspeed.STAGE[0], 2)  # Accelerate's own default
         deepspeed.read_zero(renamed, fields)
-        settings.lost += renamed.lost
-        settings.faults += renamed.faults
-        _mark_read(settings, renamed)
+        take_over(settings, renamed)
     elif kind == "MEGATRON_LM":
         fields["plan.zero"] = int(settings.flag(_M + "use_distributed_optimizer"))
     elif kind == "FSDP":
@@ -184,40 +185,12 @@ def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_batch(settings: Settings, fields: Flat) -> None:
-    renamed = Settings(_deepspeed_keys(settings.given), overrides=settings.overrides, automatic=settings.automatic)
+    renamed = Settings(deepspeed_keys(settings.given), overrides=settings.overrides, automatic=settings.automatic)
     read_batch(renamed, fields)
-    for name in ("faults", "notes", "needed", "lost"):
-        getattr(settings, name).extend(getattr(renamed, name))
-    _mark_read(settings, renamed)
+    take_over(settings, renamed)
     accumulation = "gradient_accumulation_steps"
     settings.ignore("--per_device_train_batch_size", "num_processes", _M + "num_micro_batches")
     settings.ignore(accumulation, f"--{accumulation}", _D + accumulation)
-
-
-# Accelerate's names for settings of DeepSpeed -> DeepSpeed's.
-_DEEPSPEED_NAMES = {
-    "zero_stage": "zero_optimization.stage",
-    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
-    "offload_param_device": "zero_optimization.offload_param.device",
-    "gradient_clipping": "gradient_clipping",
-    "gradient_accumulation_steps": "gradient_accumulation_steps",
-}
-
-
-def _mark_read(settings: Settings, renamed: Settings) -> None:
-    """Mark what was read under DeepSpeed's names."""
-    settings.names_read |= renamed.names_read
-    settings.ignore(*(_D + name for name, key in _DEEPSPEED_NAMES.items() if key in renamed.names_read))
-
-
-def _deepspeed_keys(given: dict[str, Any]) -> dict[str, Any]:
-    """Settings under DeepSpeed's names for them, beside the original names."""
-    keys = given | {key: given[_D + name] for name, key in _DEEPSPEED_NAMES.items() if _D + name in given}
-    if "--gradient_accumulation_steps" in given:
-        keys["gradient_accumulation_steps"] = given["--gradient_accumulation_steps"]
-    elif _M + "num_micro_batches" in given:
-        keys["gradient_accumulation_steps"] = given[_M + "num_micro_batches"]
-    return keys
 
 
 def _read_numbers(settings: Settings, fields: Flat) -> None:

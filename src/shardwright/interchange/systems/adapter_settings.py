@@ -60,7 +60,7 @@ class _Program:
     loads_by_word: bool = False
 
 
-_PLAIN_SWITCHES = ("use_lora", "lora", "enable_lora", "peft_enabled")  # of people's own programs
+_PLAIN_SWITCHES = ("use_lora", "lora", "enable_lora", "peft_enabled", "low_rank_training")  # of people's own programs
 _NF4_SWITCHES = (
     "qlora",
     "use_qlora",

@@ -14,7 +14,7 @@ SIGNS = (
         commands=(
             r"\bllamafactory-cli\s+train\b",
             r"\bsrc/(llamafactory/launcher|train)\.py\s+\S+\.ya?ml\b",
-            r"-m\s+llamafactory\.(launcher|cli\s+train)\s+\S+\.ya?ml\b",
+            r"-m\s+llamafactory\.(launcher\s+\S+\.ya?ml|cli\s+train)\b",
         ),
     ),
 )

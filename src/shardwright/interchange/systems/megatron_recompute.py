@@ -24,6 +24,7 @@ class _Module:
     is_part: bool = False
 
 
+_METHOD = ("recompute-method", "activations-checkpoint-method")
 _FFN = frozenset(("up", "activation"))
 _MODULES = {
     "core_attn": _Module(frozenset(("attention",))),
@@ -39,20 +40,20 @@ _MODULES = {
 def read_recompute(settings: Settings, fields: Flat) -> None:
     """Read which layers, or which operators of each, are computed again."""
     granularity = settings.text("recompute-granularity")
-    method = settings.text(("recompute-method", "activations-checkpoint-method"))
+    method = settings.text(_METHOD)
     number = settings.count(("recompute-num-layers", "activations-checkpoint-num-layers", "checkpoint-num-layers"), 1)
     modules = settings.words("recompute-modules")
     selective = settings.flag("recompute-activations")
     all_layers = settings.flag("checkpoint-activations")
     settings.ignore("deepspeed-activation-checkpointing")  # how, and not that: DeepSpeed's function does it then
     if all_layers or (method and not granularity):
-        granularity, method = "full", method or "uniform"
+        granularity = "full"
     granularity = granularity or ("selective" if selective else "")
     settings.lose("distribute-saved-activations", say("inputs of recomputed layers are whole on each rank here"))
     if granularity == "selective":
         _read_modules(modules or ["core_attn"], settings, fields)
     elif granularity == "full":
-        _read_full(method, number, settings, fields)
+        _read_full(number, settings, fields)
         fields["plan.offload_activations"] = settings.flag("checkpoint-in-cpu")
     elif granularity:
         settings.faults.append(none_of_few(f"--recompute-granularity {granularity}", ["full", "selective"]))
@@ -74,7 +75,8 @@ def _read_modules(modules: list[str], settings: Settings, fields: Flat) -> None:
         fields |= {"plan.recompute": "selective", "plan.recompute_operators": names}
 
 
-def _read_full(method: str, number: int, settings: Settings, fields: Flat) -> None:
+def _read_full(number: int, settings: Settings, fields: Flat) -> None:
+    method = settings.one_of(_METHOD, {"uniform": "uniform", "block": "block"}, "uniform", "plan.recompute")
     layers = fields["model.layers"]
     num_stages = min(max(1, fields["plan.pp"] * fields["plan.virtual_stages"]), layers + 2)
     stages = fields.get("plan.layout") or even_stages(layers, num_stages)

@@ -178,7 +178,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     fields = {} if shape == {} else megatron.fields_of(settings, asked, shape)
     if not settings.faults:
         read_adapter(settings, fields, lambda name: name.replace("_", "-"))
-    nemo_settings = Settings(flat, needed=[_KEYS.get(flag, flag) for flag in settings.needed])
+    nemo_settings = Settings(flat, needed={_KEYS.get(flag, flag): text for flag, text in settings.needed.items()})
     nemo_settings.notes, nemo_settings.lost, nemo_settings.faults = (
         [_with_keys(line) for line in lines] for lines in (settings.notes, settings.lost, settings.faults)
     )

@@ -21,7 +21,8 @@ from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.systems.trainer_files import TrainerFile
 
-_COMMAND = r"(?<!megatron )\bswift\)?\s+(sft|pt)\b"  # also $(which swift) sft
+# also $(which swift) sft, its module (swift.cli.sft) and its file
+_COMMAND = r"(?<!megatron )\bswift(?:\)?\s+|[./]cli[./](?:main(?:\.py)?\s+)?)(sft|pt)\b"
 _ON_CPU = {"device": "cpu"}
 _OFFLOADS: Mapping[str, Mapping[str, Any]] = {
     "zero2_offload": {"offload_optimizer": _ON_CPU},

@@ -1,5 +1,6 @@
 """Commands that start a program over transformers' Trainer with its YAML: llamafactory-cli, axolotl, trl."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -21,6 +22,9 @@ from shardwright.interchange.training_programs import program_fault
 _YAML = (".yaml", ".yml")
 _OF_OPTIONS = (".json", *_YAML)
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
+# Names of programs that train by options in a JSON, which no launcher need start.
+TRAINER = r"(?:[a-z]{0,20}train|[a-z]{0,20}tune|sft|pt|cpt|clm|run_clm)(?:_\w{0,60})?\.py"
+_TRAINER = re.compile(rf"(?:^|/){TRAINER}$")
 _OF_COMMAND = ("config", "launcher", "num-processes", "num-machines", "main-process-port", "machine-rank")
 
 
@@ -28,7 +32,8 @@ def is_training(words: list[str]) -> bool:
     """True if a command starts training with DeepSpeed, with Accelerate, or with options of TrainingArguments, which
     may stand in a file behind the program."""
     is_launched = any(word.rpartition("/")[2] in _LAUNCHERS for word in words)
-    if is_launched and any(one.endswith(".py") and two.endswith(_OF_OPTIONS) for one, two in pairwise(words)):
+    pairs = [(one, two) for one, two in pairwise(words) if one.endswith(".py") and two.endswith(_OF_OPTIONS)]
+    if any(is_launched or (two.endswith(".json") and _TRAINER.search(one)) for one, two in pairs):
         return True
     names = {word.partition("=")[0].replace("-", "_").strip("_") for word in words}
     is_unknown = bool(unknown_names(words[0]))  # a launcher with its program
