@@ -64,7 +64,7 @@ _OPTIMIZER = {
 _PRECISIONS = {"bf16": {"bf16": True}, "fp16": {"fp16": True}}
 _FLOAT8 = {"delayed": "delayed", "current": "tensorwise", "subchannel": "blockwise"}
 _PROGRAM = "run_recipe"  # a file in Python
-# Options of the program, with the fields that each sets: scripts/training/run_recipe.py.
+# Options of the program run_recipe, with the fields that each sets.
 _OPTIONS: dict[str, tuple[str, ...]] = {
     name: fields
     for names, fields in (
