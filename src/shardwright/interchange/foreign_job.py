@@ -29,7 +29,7 @@ from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.recognised import USUAL_PYTHON
 from shardwright.interchange.system import SourceSystem, system_of, system_of_keys
-from shardwright.interchange.training_programs import told_by_path
+from shardwright.interchange.training_programs import TRAINS, told_by_path
 from shardwright.interchange.wrapped_commands import with_scripts
 
 _MOST_FILES = 16
@@ -116,7 +116,8 @@ def _unreadable(error: FileFault | OSError) -> str:
 def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
     """The job that texts describe; `texts` maps file names to texts. PlanError lists every fault."""
     system, asked = system_of(system.name, texts), asked.without_left_out()
-    unknown = [name for name in asked.variables if name not in system.variables and _is_unknown(name, texts)]
+    known = (*system.variables, TRAINS)
+    unknown = [name for name in asked.variables if name not in known and _is_unknown(name, texts)]
     if faults := [_unknown_variable(name, texts) for name in unknown]:
         raise PlanError(subject, faults)
     try:
