@@ -23,6 +23,7 @@ from shardwright.interchange.named_files import (
     template_texts,
     text_of,
 )
+from shardwright.interchange.named_modules import module_texts
 from shardwright.interchange.named_scripts import script_texts
 from shardwright.interchange.reading.file_signs import OWN, is_configuration
 from shardwright.interchange.reading.plain_data import read_data
@@ -88,14 +89,16 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
         engines |= template_texts(first, texts | engines) if system.has_templates else {}
         bases = base_texts(first, texts)
         library = library_texts(system.library, first, texts)
+        modules = module_texts(system, first, texts | scripts | engines, asked)
     except ShellFault as error:
         raise PlanError(subject, [error_text(error)]) from None
     except (FileFault, OSError) as error:
         raise PlanError(subject, [say("{fault} (the files name it)", fault=_unreadable(error))]) from None
-    job = job_of_texts(system, texts | scripts | engines | models | bases | library, asked, subject)
+    held_texts = scripts | engines | models | bases | library | modules
+    job = job_of_texts(system, texts | held_texts, asked, subject)
     notes = [*held]
     notes += [say("the model is {path}, which the files name", path=path) for path in models]
-    read = [path for path in (*scripts, *engines, *bases) if left_out_note(path) not in job.assumed]
+    read = [path for path in (*scripts, *engines, *bases, *modules) if left_out_note(path) not in job.assumed]
     notes += [say("{path} is read, which the files name", path=path) for path in read]
     return replace(job, assumed=(*notes, *job.assumed))
 
