@@ -141,7 +141,21 @@ def test_programs_that_generate_or_convert_train_nothing(program: str, is_refuse
     if not is_refused:
         assert job_read(texts)[1].job.plan.dp == 8
         return
-    assert f"{program} trains nothing by its name; name a script that starts training" in faults(texts)
+    way_out = "name a script that starts training, or if this one trains a decoder by next tokens, --set TRAINS=tokens"
+    assert f"{program} trains nothing by its name; {way_out}" in faults(texts)
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["speech_lm/pretrain_vision_text.py", "pretrain_bert_style_decoder.py", "hf2mcore_eval.py", "rlhf/main.py"],
+)
+def test_a_program_that_its_name_refuses_is_read_where_the_user_says_that_it_trains_tokens(program: str) -> None:
+    for line in (MEGATRON.replace("pretrain_gpt.py", program), f"torchrun --nproc_per_node 2 {program} {OPTIONS}"):
+        texts = script(line) if "--num-layers" in line else script(line) | MODEL
+        (fault,) = [fault for fault in faults(texts) if "by its name" in fault]
+        assert fault.endswith("--set TRAINS=tokens")
+        assert job_read(texts, "TRAINS=tokens")[1].job.plan.dp in (2, 8)
+        assert faults(texts, "TRAINS=something") == faults(texts)
 
 
 @pytest.mark.parametrize(("hidden", "width"), [(4096, 11008), (5120, 13824), (768, 2048)])

@@ -11,6 +11,7 @@ from shardwright.api.imported_job import system_and_files
 from shardwright.cli.main import cli
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
 from shardwright.interchange.foreign_job import read_job_of
 from shardwright.interchange.imported import Asked, Imported, split_sets
 from shardwright.interchange.reading.settings import field_of
@@ -196,6 +197,44 @@ def test_a_script_that_starts_a_recipe_is_read_with_the_file_of_the_recipe(tmp_p
             read_job_of(SOURCES["megatron-bridge"], (str(script), *files), Asked(cluster=AskedCluster(device=H100)))
     with pytest.raises(PlanError, match="Megatron-Bridge's scripts"):
         system_and_files((str(script), files[1]))
+
+
+BRIDGE = tuple(str(FOLDER / name) for name in ("bridge.py", "config.json"))
+
+
+def recipe_job(words: str, folder: Path) -> JobSpec:
+    script = folder / "run.sh"
+    script.write_text(f"{RUN_RECIPE} {words}\n", encoding="utf-8")
+    asked = Asked(cluster=AskedCluster(device=H100))
+    return read_job_of(SOURCES["megatron-bridge"], (str(script), *BRIDGE), asked).job
+
+
+def test_options_of_a_recipe_set_its_fields_and_words_hold_over_them(tmp_path: Path) -> None:
+    words = (
+        "--mode pretrain --recipe-source library --dataset mock -ms 50 -mb 2 -sl 4096 -tp 8 -pp 1 -vp null "
+        "--context_parallel_size 1 --save_dir runs --deterministic logger.log_interval=1 checkpoint.save_interval=100 "
+        "profiling.nsys_ranks=[0] +optimizer.lr=1e-4 --lr 3e-4"
+    )
+    job = recipe_job(words, tmp_path)
+    assert (job.plan.tp, job.plan.pp, job.plan.cp, job.plan.dp) == (2, 1, 1, 16)
+    assert (job.plan.microbatch_size, job.model.sequence, job.optimizer.steps) == (2, 4096, 50)
+    assert job.optimizer.learning_rate == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("--mode lora", "peft = LoRA: adapters"),
+        ("--mode rl", "--mode of the script"),
+        ("--packed_sequence", "--packed_sequence of the script"),
+        ("peft.dim=8", "peft.dim is not known here"),
+        ("model.unheard_of_parallel_size=2", "unheard_of_parallel_size|unheard-of-parallel-size"),
+        ("~train.global_batch_size", "~train.global_batch_size of the script"),
+    ],
+)
+def test_words_of_a_recipe_that_could_change_its_plan_are_faults(words: str, refused: str, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=refused):
+        recipe_job(words, tmp_path)
 
 
 def test_a_recipe_is_asked_for_by_its_name() -> None:

@@ -1,11 +1,14 @@
 """torchtitan's configuration functions are read without running them, and what can't be known is said."""
 
+from pathlib import Path
+
 import pytest
 
 from interchange.test_faults import faults, read
 from shardwright.config.asked_cluster import AskedCluster
+from shardwright.config.base import PlanError
 from shardwright.interchange.exported import asked_of, exported
-from shardwright.interchange.foreign_job import job_of_texts
+from shardwright.interchange.foreign_job import job_of_texts, read_job_of
 from shardwright.interchange.imported import Asked, Imported
 from shardwright.interchange.meaning import differences
 from shardwright.interchange.system import SYSTEMS
@@ -230,3 +233,43 @@ def test_weights_in_bf16_without_masters_go_there_and_back(name: str) -> None:
     assert (precision.master, precision.gradients, precision.moments) == ("none", "compute", "bf16")
     back = job_of_texts(SYSTEMS[name], exported(SYSTEMS[name], job).files, asked_of(job), "back").job
     assert differences(job, back) == []
+
+
+def placed(folder: Path, **files: str) -> Path:
+    """The launch script of a folder, beside files by their paths."""
+    for name, text in {"run.sh": START.replace("mine", "harbour"), **files}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return folder / "run.sh"
+
+
+def job_beside(start: Path) -> Imported:
+    return read_job_of(SYSTEMS["torchtitan"], (str(start),), Asked(cluster=AskedCluster(device="h100-sxm")))
+
+
+OF_HARBOUR = "from torchtitan.models.llama3.config_registry import base\ndef big():\n    return base()\n"
+OF_TITAN = HEAD.replace("from torchtitan.models.llama3 import", "from . import")
+
+
+@pytest.mark.parametrize("place", ["harbour", "torchtitan/models/harbour", "src/titan/torchtitan/experiments/harbour"])
+def test_the_file_of_a_module_is_found_below_the_script(place: str, tmp_path: Path) -> None:
+    """And the file that it imports from, beside another of the same last name."""
+    files = {
+        f"{place}/config_registry.py": OF_HARBOUR,
+        "src/torchtitan/models/llama3/config_registry.py": OF_TITAN,
+        "src/torchtitan/models/qwen3/config_registry.py": "def big():\n    return 1\n",
+    }
+    answer = job_beside(placed(tmp_path, **files))
+    assert (answer.job.model.name, answer.job.plan.world) == ("llama3-8b", 16)
+    assert sum("config_registry.py is read, which the files name" in note for note in answer.assumed) == 2
+
+
+def test_of_two_files_of_a_module_none_is_taken(tmp_path: Path) -> None:
+    files = {f"{place}/harbour/config_registry.py": OF_HARBOUR for place in ("old", "new")}
+    with pytest.raises(PlanError, match="name its file behind the script"):
+        job_beside(placed(tmp_path, **files))
+    files = {"old/harbour/config_registry.py": OF_HARBOUR, "venv/harbour/config_registry.py": OF_HARBOUR}
+    answer = tmp_path / "one"
+    files["llama3/config_registry.py"] = OF_TITAN
+    assert job_beside(placed(answer, **files)).job.model.name == "llama3-8b"

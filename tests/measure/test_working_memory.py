@@ -17,6 +17,9 @@ IN_NF4 = ADAPTED | {"adapter.base": "nf4"}
 WORDS = LLAMA | {"vocab": 128_256}  # the logits are the most
 GPT = {"name": "gpt3-175b", "layers": 2, "sequence": 2048, "vocab": 2048}
 MIXTRAL = {"name": "mixtral-8x7b", "layers": 2, "sequence": 4096, "vocab": 2048}
+EXPERTS_ADAPTED = MIXTRAL | {"adapter.rank": 16}
+QWEN = {"name": "qwen3-30b-a3b", "layers": 4, "sequence": 4096, "vocab": 2048, "adapter.rank": 16}
+IN_EXPERTS = {"adapter.targets": ["query", "key", "value", "out", "expert_gate", "expert_up", "expert_down"]}
 DEEPSEEK = {"name": "deepseek-v3", "layers": 4, "sequence": 4096, "vocab": 2048}
 SEQUENCE = {"sequence_parallel": True}
 
@@ -66,6 +69,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "adapters in nf4": (IN_NF4 | {"adapter.double_quantization": True}, {"dp": 8, "zero": 1}),
     "adapters in nf4 over tp": (IN_NF4, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
     "adapters in nf4 again": (IN_NF4, {"dp": 8, "zero": 3, "recompute": "full"}),
+    "adapters beside experts": (EXPERTS_ADAPTED, {"dp": 8, "zero": 1, "ep": 8}),
+    "adapters beside experts over tp": (EXPERTS_ADAPTED, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
+    "adapters beside experts in nf4": (EXPERTS_ADAPTED | {"adapter.base": "nf4"}, {"dp": 8, "zero": 1}),
+    "adapters in experts": (EXPERTS_ADAPTED | IN_EXPERTS, {"dp": 8, "zero": 1, "ep": 8}),
+    "adapters in experts again": (EXPERTS_ADAPTED | IN_EXPERTS, {"dp": 8, "zero": 2, "recompute": "full"}),
+    "adapters in small experts": (QWEN | IN_EXPERTS, {"dp": 8, "zero": 3}),
+    "adapters in small experts in nf4 again": (
+        QWEN | IN_EXPERTS | {"adapter.base": "nf4"},
+        {"dp": 8, "zero": 1, "recompute": "full"},
+    ),
     "waiting in fp8": (DEEPSEEK, {"dp": 8, "pp": 2, "zero": 1, "ep": 8, "schedule": "zb-h1"}),
 }
 FLOAT8 = {"float8": "blockwise", "float8_weight_gradients": True}

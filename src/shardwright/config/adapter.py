@@ -11,8 +11,9 @@ from shardwright.config.matrix import Matrix
 from shardwright.config.nf4_rows import RowFormat
 from shardwright.config.phrase import say
 
-Target = Literal["query", "key", "value", "out", "gate", "up", "down"]
+Target = Literal["query", "key", "value", "out", "gate", "up", "down", "expert_gate", "expert_up", "expert_down"]
 TARGETS: tuple[Target, ...] = ("query", "key", "value", "out", "gate", "up", "down")
+EXPERT_TARGETS: tuple[Target, ...] = ("expert_gate", "expert_up", "expert_down")
 # The linear maps that lie side by side in a matrix, by the matrix's name and in their order.
 _MAPS: dict[str, tuple[Target, ...]] = {
     "qkv": ("query", "key", "value"),
@@ -20,6 +21,7 @@ _MAPS: dict[str, tuple[Target, ...]] = {
     "up": ("gate", "up"),
     "down": ("down",),
 }
+_MAPS_OF_EXPERTS: dict[str, tuple[Target, ...]] = {"up": EXPERT_TARGETS[:2], "down": EXPERT_TARGETS[2:]}
 
 
 class AdapterSpec(Spec):
@@ -30,7 +32,9 @@ class AdapterSpec(Spec):
     rank: WidthOr0 = Field(0, description="Rank of the adapters; 0 means that the model's own weights are trained.")
     alpha: Positive = Field(16.0, description="What the adapters add is multiplied with alpha / rank.")
     targets: Annotated[tuple[Target, ...], Field(max_length=largest.WORKSPACES)] = Field(
-        TARGETS, description="Linear maps of each layer that have an adapter."
+        TARGETS,
+        description="Linear maps of each layer that have an adapter: of attention, of the MLP that all tokens meet, "
+        "dense or of shared experts, and of routed experts, each expert its own.",
     )
 
     base: Literal["compute", "nf4"] = Field(
@@ -60,7 +64,7 @@ class AdapterSpec(Spec):
 
     def maps(self, matrix: Matrix) -> tuple[Target, ...]:
         """The names of the linear maps that lie side by side in a matrix; the last ones if it has fewer than named."""
-        names = _MAPS.get(matrix.name, ())
+        names = (_MAPS_OF_EXPERTS if matrix.experts else _MAPS).get(matrix.name, ())
         return names[-len(matrix.widths or (1,)) :]
 
     def targets_of(self, matrix: Matrix) -> tuple[Target, ...]:
@@ -68,7 +72,8 @@ class AdapterSpec(Spec):
         return tuple(name for name in self.maps(matrix) if name in self.targets) if self.rank else ()
 
     def elements(self, matrix: Matrix, tp: Any = 1) -> Any:
-        """Elements of the adapters of a matrix on each of `tp` ranks, which cut what they cut of the matrix."""
+        """Elements of the adapters of a matrix on each of `tp` ranks, which cut what they cut of the matrix; of one
+        expert, if each has a matrix."""
         return self.rank * (len(self.targets_of(matrix)) * matrix.inner_on(tp) + self.columns(matrix, tp))
 
     def columns(self, matrix: Matrix, tp: Any = 1) -> Any:

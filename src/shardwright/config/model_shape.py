@@ -18,7 +18,6 @@ from shardwright.config.layer_kind import UNTURNED, WINDOWED, has_experts
 from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec, NormPlace, ParallelBlock
 from shardwright.config.moe import is_routed
-from shardwright.config.nf4_rows import row_bytes
 from shardwright.config.section_shapes import ExpertShape, LatentShape
 
 _NO_WINDOW, _NO_ADAPTER = WindowSpec(), AdapterSpec()
@@ -278,23 +277,18 @@ class ModelShape:
         common, routed = self._elements["experts" if has_experts(kind) else "dense"]
         return common + len(self.block_norms) * self.norm_elements, routed
 
-    def adapter_elements(self, kind: str, tp: Any = 1) -> Any:
-        """Elements of the adapters of a layer of a kind on each of `tp` ranks."""
-        return sum(self.adapter.elements(matrix, tp) for matrix in self.matrices(kind))
-
-    def base_bytes(self, kind: str, element_bytes: Any, tp: Any = 1) -> Any:
-        """Bytes of the matrices of a layer of a kind beside adapters, on each of `tp` ranks: of elements of the
-        computation's number type, or of rows in NF4."""
-        matrices, row_format = self.matrices(kind), self.adapter.row_format
-        if not row_format:
-            return sum(element_bytes * m.columns_on(tp) * m.inner_on(tp) for m in matrices)
-        is_double = row_format == "nf4-double"
-        return sum(m.columns_on(tp) * row_bytes(m.inner_on(tp), m.inner, is_double) for m in matrices)
+    def adapter_elements(self, kind: str, tp: Any = 1, expert_tp: Any = 1) -> tuple[Any, Any]:
+        """Elements of the adapters of a layer of a kind on each of `tp` ranks, and those of one routed expert on each
+        of the `expert_tp` ranks that share it."""
+        of_expert = sum(self.adapter.elements(m, expert_tp) for m in self.matrices(kind) if m.experts)
+        return sum(self.adapter.elements(m, tp) for m in self.matrices(kind) if not m.experts), of_expert
 
     @cached_property
     def trained_by_adapters(self) -> int:
-        """Elements of the adapters of all layers; 0 without adapters."""
-        return sum(self.adapter_elements(self.kind(layer)) for layer in range(self.layers)) if self.is_adapted else 0
+        """Elements of the adapters of all layers with which one token is multiplied; 0 without adapters."""
+        kinds = map(self.kind, range(self.layers)) if self.is_adapted else ()
+        pairs, chosen = map(self.adapter_elements, kinds), self.experts.topk if self.experts else 0
+        return sum(common + chosen * of_expert for common, of_expert in pairs)
 
     @property
     def norm_elements(self) -> int:

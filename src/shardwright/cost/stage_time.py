@@ -8,6 +8,7 @@ import numpy as np
 
 from shardwright.config.layer_kind import has_experts, is_layer
 from shardwright.config.software import SoftwareSpec
+from shardwright.cost.adapter_kernels import adapter_kernels, updated_of_expert
 from shardwright.cost.calibration import Constants, Rates, known_host, rates_of, software_under
 from shardwright.cost.collective_time import all_to_all_s, exchange_s, ring_pass_s, ring_s
 from shardwright.cost.expert_load import fullest_load, spread_by_bias
@@ -20,6 +21,7 @@ from shardwright.cost.token_copies import copies_to
 from shardwright.cost.topology import Group
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.chains import Chain, chains, kept_bytes, share_run_again
+from shardwright.layers.frozen_base import base_bytes
 from shardwright.layers.layer_tensors import FLOAT32, HALF
 from shardwright.layers.operators import Context, Exchange, Operator
 from shardwright.layers.query import Run
@@ -192,7 +194,7 @@ class Costing:
         """Seconds between the kernels of a piece, and of their launches."""
         if not is_layer(kind):
             return PieceTime()
-        gap_times = self._gaps_before_experts()
+        gap_times = self._gaps_before_experts(kind)
         if has_experts(kind):
             gap_times += self._gaps_of(self._kernels_of_experts())
         if policy not in ("full", "stage"):
@@ -200,8 +202,8 @@ class Costing:
         launched = gap_times.launched_backward + gap_times.launched_forward
         return replace(gap_times, again=gap_times.forward, launched_backward=launched)
 
-    def _gaps_before_experts(self) -> PieceTime:
-        gaps = self._gaps_of(self._kernels_before_experts())
+    def _gaps_before_experts(self, kind: str) -> PieceTime:
+        gaps = self._gaps_of(self._kernels_before_experts(kind))
         return replace(gaps, launched_forward=0.0, launched_backward=0.0) if self.software.graphs_parts else gaps
 
     def _gaps_of(self, kernels: tuple[Numbers, Numbers]) -> PieceTime:
@@ -222,7 +224,7 @@ class Costing:
         hooks = zero.hooks + (zero.expert_hooks * self._local_experts() if has_experts(kind) else 0.0)
         return self._launch_s * hooks, self._launch_s * hooks * (2 if policy in ("full", "stage") else 1)
 
-    def _kernels_before_experts(self) -> tuple[Numbers, Numbers]:
+    def _kernels_before_experts(self, kind: str) -> tuple[Numbers, Numbers]:
         """Number of kernels that a layer launches, (forward, backward), without those of experts."""
         software, shape, grid = self.software, self.run.shape, self.run.grid
         plain = (software.layer_norm_kernels if shape.layer_norm else None) or software.kernels
@@ -232,24 +234,19 @@ class Costing:
             (shape.head_norms, software.head_norm_kernels),
             (shape.latent is not None, software.latent_kernels),
             (self.is_narrow and software.float8_weight_gradients, (0.0, software.float8_gradient_kernels)),
-            *self._kernels_of_adapters(),
+            *adapter_kernels(shape, software, [m for m in shape.matrices(kind) if not m.experts]),
         )
         return _total((1, plain), (self.is_narrow, software.float8_kernels), *extra_kernels)
 
-    def _kernels_of_adapters(self) -> tuple[tuple[int, tuple[float, float]], ...]:
-        """Numbers of the maps of a layer with adapters and of its matrices in NF4, each with the kernels of one."""
-        adapter, matrices = self.run.shape.adapter, self.run.shape.matrices("dense")
-        if not self.run.shape.is_adapted:
-            return ()
-        num_maps = sum(len(adapter.targets_of(matrix)) for matrix in matrices)
-        num_stored = len(matrices) if adapter.row_format else 0
-        return (num_maps, self.software.adapter_kernels), (num_stored, self.software.nf4_kernels)
-
     def _kernels_of_experts(self) -> tuple[Numbers, Numbers]:
         """Number of kernels that the experts of a layer launch, (forward, backward)."""
-        w, experts = self.software, self.run.shape.mixture
+        w, shape = self.software, self.run.shape
+        matrices, updated_share = shape.routed_matrices, updated_of_expert(shape) / len(shape.routed_matrices)
         return _total(
-            (1, w.routing_kernels), (experts.topk, w.choice_kernels), (self._local_experts(), w.expert_kernels)
+            (1, w.routing_kernels),
+            (shape.mixture.topk, w.choice_kernels),
+            (self._local_experts() * updated_share, w.expert_kernels),
+            *adapter_kernels(shape, w, matrices),
         )
 
     def _local_experts(self) -> Numbers:
@@ -283,7 +280,7 @@ class Costing:
 
     def before_experts(self, kind: str) -> Repeatable:
         """The time of the operators before the experts of a piece. It does not depend on where experts are placed."""
-        gaps = self._gaps_before_experts() if is_layer(kind) else PieceTime()
+        gaps = self._gaps_before_experts(kind) if is_layer(kind) else PieceTime()
         return self._repeatable(self.chain_before_experts(kind), kind, gaps)
 
     def chain_before_experts(self, kind: str) -> Chain:
@@ -367,19 +364,18 @@ class Costing:
         if kind == "mtp":  # replicated over tp
             common = shape.further_parameters * grid.tp
         gather, scatter, behind, before = 0.0, 0.0, 0.0, 0.0
-        for elements, shard, copies in (
-            (common / grid.tp, groups.shard, groups.copies),
-            (routed / (grid.ep * grid.expert_tp), groups.expert_shard, groups.expert_copies),
+        stored = base_bytes(shape, kind, grid) if shape.adapter.row_format and is_layer(kind) else (None, None)
+        for elements, stored_bytes, shard, copies in (
+            (common / grid.tp, stored[0], groups.shard, groups.copies),
+            (routed / (grid.ep * grid.expert_tp), stored[1], groups.expert_shard, groups.expert_copies),
         ):
             elements = elements * (grid.zero == 3)
             gradients = (
                 self.software.scattered_bytes * elements * (not shape.is_adapted)
             )  # adapters' are too small to tell
             values = (FLOAT32 if self.software.zero.gathers_wide else grid.element_bytes) * elements
-            if shape.adapter.row_format and is_layer(kind):  # adapters are refused beside experts
-                values = (
-                    shape.base_bytes(kind, grid.element_bytes, grid.tp) * (grid.zero == 3) * (shard is groups.shard)
-                )
+            if stored_bytes is not None:
+                values = stored_bytes * (grid.zero == 3)
             if self.software.zero.whole_experts and shard is groups.expert_shard:
                 scatter += ring_s(rates, shard, gradients, 2) + ring_s(rates, copies, gradients, 2)
                 continue

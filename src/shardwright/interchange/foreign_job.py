@@ -23,13 +23,14 @@ from shardwright.interchange.named_files import (
     template_texts,
     text_of,
 )
+from shardwright.interchange.named_modules import module_texts
 from shardwright.interchange.named_scripts import script_texts
 from shardwright.interchange.reading.file_signs import OWN, is_configuration
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.recognised import USUAL_PYTHON
 from shardwright.interchange.system import SourceSystem, system_of, system_of_keys
-from shardwright.interchange.training_programs import told_by_path
+from shardwright.interchange.training_programs import TRAINS, told_by_path
 from shardwright.interchange.wrapped_commands import with_scripts
 
 _MOST_FILES = 16
@@ -88,14 +89,16 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
         engines |= template_texts(first, texts | engines) if system.has_templates else {}
         bases = base_texts(first, texts)
         library = library_texts(system.library, first, texts)
+        modules = module_texts(system, first, texts | scripts | engines, asked)
     except ShellFault as error:
         raise PlanError(subject, [error_text(error)]) from None
     except (FileFault, OSError) as error:
         raise PlanError(subject, [say("{fault} (the files name it)", fault=_unreadable(error))]) from None
-    job = job_of_texts(system, texts | scripts | engines | models | bases | library, asked, subject)
+    held_texts = scripts | engines | models | bases | library | modules
+    job = job_of_texts(system, texts | held_texts, asked, subject)
     notes = [*held]
     notes += [say("the model is {path}, which the files name", path=path) for path in models]
-    read = [path for path in (*scripts, *engines, *bases) if left_out_note(path) not in job.assumed]
+    read = [path for path in (*scripts, *engines, *bases, *modules) if left_out_note(path) not in job.assumed]
     notes += [say("{path} is read, which the files name", path=path) for path in read]
     return replace(job, assumed=(*notes, *job.assumed))
 
@@ -116,7 +119,8 @@ def _unreadable(error: FileFault | OSError) -> str:
 def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
     """The job that texts describe; `texts` maps file names to texts. PlanError lists every fault."""
     system, asked = system_of(system.name, texts), asked.without_left_out()
-    unknown = [name for name in asked.variables if name not in system.variables and _is_unknown(name, texts)]
+    known = (*system.variables, TRAINS)
+    unknown = [name for name in asked.variables if name not in known and _is_unknown(name, texts)]
     if faults := [_unknown_variable(name, texts) for name in unknown]:
         raise PlanError(subject, faults)
     try:

@@ -13,6 +13,7 @@ from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields
 from shardwright.config.phrase import each, say
+from shardwright.interchange.adapters_beside_experts import adapter_faults, targets_with_experts
 from shardwright.interchange.carried_data import carried_data
 from shardwright.interchange.known_settings import is_uncounted, is_usual, subjects
 from shardwright.interchange.meaning import without_unread
@@ -120,7 +121,13 @@ def imported(result: ReadResult, asked: Asked, subject: str, name: str, folder: 
         raise PlanError(subject, [error_text(error)]) from None
     data = carried_data(settings, (folder, Path()), asked.fields)
     fields |= {"data": data.fields} if data.fields else {}
-    job = without_unread(job_of_fields(fields, list(asked.overrides), subject), asked.fields)
+    job = job_of_fields(fields, list(asked.overrides), subject)
+    if faults := adapter_faults(job, settings, asked.fields):
+        raise PlanError(subject, faults)
+    if targets := targets_with_experts(job, settings, asked.fields):
+        fields["model"]["adapter"]["targets"] = targets
+        job = job_of_fields(fields, list(asked.overrides), subject)
+    job = without_unread(job, asked.fields)
     by_subject, unknown, uncounted = _unread(result, asked)
     return Imported(
         job,

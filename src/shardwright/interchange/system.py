@@ -26,6 +26,8 @@ class SourceSystem:
     others: Mapping[str, str] = field(default_factory=dict)  # suffix of a file -> system of another release
     variables: tuple[str, ...] = ()  # that its reader takes, beside those of the files
     library: tuple[str, ...] = ()  # folders above the first file, with files it begins from
+    # ends of the paths of Python files that its files name as modules
+    modules: Callable[[Mapping[str, str], Asked], list[str]] | None = None
     signs: tuple[FileSigns, ...]  # by which its files are known
     takes: tuple[str, ...] | None = None  # systems of its files; None if any are
     leaves_out: bool = False  # files that the training command does not name, of those that were found

@@ -125,22 +125,33 @@ def trains_nothing(name: str) -> bool:
     return is_other and not words & {*_TRAINING}
 
 
-def program_fault(name: str) -> str:
-    """The fault of a program that trains no decoder of text by next tokens; empty if its name says none of it."""
+TRAINS = "TRAINS"  # the variable by which --set says that a program trains a decoder, whatever its name
+_TOKENS = "tokens"
+_SETTLED = f"--set {TRAINS}={_TOKENS}"
+
+
+def program_fault(name: str, variables: Mapping[str, str]) -> str:
+    """The fault of a program that trains no decoder of text by next tokens; empty if its name says none of it, or if
+    the user's variables say that it trains one."""
+    if variables.get(TRAINS) == _TOKENS:
+        return ""
     words = _words_in(name)
     kind = next((kind for kind, known in _OTHERS.items() if words & {*known}), "")
     if not kind and trains_nothing(name):
         return say(
-            "{program} trains nothing by its name; name a script that starts training",
+            "{program} trains nothing by its name; name a script that starts training, or if this one trains a decoder "
+            "by next tokens, {settled}",
             program=shortened(name, 60),
+            settled=_SETTLED,
         )
     if not kind:
         return ""
     return say(
         "{program} trains {kind} by its name, and decoders that learn next tokens are counted here; name a script that "
-        "trains one",
+        "trains one, or if this one does, {settled}",
         program=shortened(name, 60),
         kind=kind,
+        settled=_SETTLED,
     )
 
 
@@ -292,6 +303,6 @@ def read_kind(settings: Settings, _: Flat) -> None:
     for name in _KINDS:
         if settings.text(name, "sft") in _OF_TOKENS:
             continue
-        fault = program_fault(settings.text(name))
+        fault = program_fault(settings.text(name), {})
         setting = settings.setting_text(name)
         settings.faults.append(fault or say("{setting} is not counted here; use sft or pt", setting=setting))

@@ -20,7 +20,7 @@ def adapted(c: Context, operator: Operator) -> Operator:
     """
     if not c.shape.is_adapted:
         return operator
-    if operator.name in ("attention enter", "mlp enter"):
+    if operator.name in ("attention enter", "mlp enter", "shared enter"):
         return replace(operator, backward=tuple(e for e in operator.backward if e.kind != "all_gather"))
     products, adapter = operator.layer_operator.products, c.shape.adapter
     is_in_nf4 = adapter.row_format and products and adapter.maps(products[0].matrix)
@@ -31,6 +31,11 @@ def adapted(c: Context, operator: Operator) -> Operator:
         return operator
     matrix, rank, grid = products[0].matrix, c.shape.adapter.rank, c.grid
     width, is_sharded = rank * len(targets), np.asarray(grid.sequence_parallel)
+    if matrix.experts:  # each expert has its own, for its rows, and no exchange
+        of_rows, columns = operator.products[0], c.shape.adapter.columns(matrix, grid.expert_tp)
+        factors = (replace(of_rows, columns=width), replace(of_rows, inner=rank, columns=columns))
+        trained = tuple(replace(factor, is_frozen=False, nf4_bytes=0.0) for factor in factors)
+        return replace(operator, products=(*operator.products, *trained))
     rows = c.tokens if matrix.is_row_parallel else c.tokens / np.where(is_sharded, grid.tp, 1)
     columns = c.shape.adapter.columns(matrix, grid.tp)
     factors = (MatrixProduct(rows, matrix.inner_on(grid.tp), width), MatrixProduct(c.tokens, rank, columns))

@@ -17,6 +17,7 @@ from shardwright.config.phrase import say
 from shardwright.config.plan import even_stages
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.layers.arrays import Array, distinct
+from shardwright.layers.frozen_base import base_bytes
 from shardwright.layers.query import PlanGrid
 from shardwright.sharding.stage_placement import StagePlacement, placement_of, vee
 
@@ -214,19 +215,24 @@ class PipelineRanks:
         """The elements of `parameters` that are trained: all, or the adapters alone."""
         if not shape.is_adapted:
             return self.parameters(shape, grid)
-        counts = zip(self.kinds, self.layers, strict=True)
-        common = sum(count * shape.adapter_elements(kind, grid.tp) for (kind, _), count in counts)
-        return common, np.zeros_like(common)
-
-    def frozen_bytes(self, shape: ModelShape, grid: PlanGrid) -> tuple[Array, Array]:
-        """Bytes of the frozen weights beside adapters that each rank holds: of layers, and of tables and norms."""
-        all_elements, _ = self.parameters(shape, grid)
-        matrices, stored = np.zeros_like(all_elements), np.zeros_like(all_elements)
+        common, routed = (np.zeros_like(self.head, dtype=float) for _ in range(2))
+        num_local = (shape.experts.num if shape.experts else 0) / grid.ep
         for (kind, _), count in zip(self.kinds, self.layers, strict=True):
-            num = sum(matrix.num_elements for matrix in shape.matrices(kind))
+            of_all, of_expert = shape.adapter_elements(kind, grid.tp, grid.expert_tp)
+            common, routed = common + count * of_all, routed + count * num_local * of_expert
+        return common, routed
+
+    def frozen_bytes(self, shape: ModelShape, grid: PlanGrid) -> tuple[Array, Array, Array]:
+        """Bytes of the frozen weights beside adapters that each rank holds: of layers, of their routed experts, and of
+        tables and norms."""
+        all_elements, _ = self.parameters(shape, grid)
+        matrices, stored, of_experts = (np.zeros_like(all_elements) for _ in range(3))
+        for (kind, _), count in zip(self.kinds, self.layers, strict=True):
+            num = sum(matrix.num_elements for matrix in shape.matrices(kind) if not matrix.experts)
+            common, routed = base_bytes(shape, kind, grid)
             matrices = matrices + count * num / grid.tp
-            stored = stored + count * shape.base_bytes(kind, grid.element_bytes, grid.tp)
-        return stored, grid.element_bytes * (all_elements - matrices)
+            stored, of_experts = stored + count * common, of_experts + count * routed
+        return stored, of_experts, grid.element_bytes * (all_elements - matrices)
 
 
 def different_ranks(shape: ModelShape, grid: PlanGrid) -> PipelineRanks:

@@ -63,12 +63,14 @@ def kept_chain(
         part_beside = (beside or {}).get(part, ())
         always: Tensors = ()
         part_keeps = keeps.get(part, (part_operators[0].takes,))
-        matrices = [product.matrix for operator in part_operators for product in operator.products]
-        if adapter.rank and matrices:
-            (matrix,) = matrices
+        products = [operator for operator in part_operators if operator.products]
+        if adapter.rank and products:
+            (operator,) = products
+            matrix = operator.products[0].matrix
             is_target = bool(adapter.targets_of(matrix))
-            always, waits = ((IN_ADAPTERS[matrix.name],), waits) if is_target else ((), {})
-            part_keeps = part_keeps if is_target else ()
+            always, waits = ((IN_ADAPTERS[operator.name],), waits) if is_target else ((), {})
+            # Others, such as routers, are listed without their input.
+            part_keeps = part_keeps if is_target or not adapter.maps(matrix) else ()
         first, last = part_operators[0], part_operators[-1]
         chain.append(
             LayerPart(

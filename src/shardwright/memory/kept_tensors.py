@@ -16,7 +16,8 @@ from typing import Any
 
 from shardwright.config.array_math import holds, most
 from shardwright.config.job import JobSpec
-from shardwright.config.model_shape import shape_of
+from shardwright.config.matrix import Matrix
+from shardwright.config.model_shape import ModelShape, shape_of
 from shardwright.layers.layer_tensors import (
     ATTENTION,
     BLOCK,
@@ -313,15 +314,29 @@ IN_ROUTING = InnerRouting()
 IN_ENDS = InnerEnds()
 
 
-def _of_adapters(name: str) -> InnerTensor:
+def _of_adapters(name: str, matrix_of: Callable[[ModelShape], Matrix]) -> InnerTensor:
     """The input of B of the adapters of a matrix, for all its maps (parallel/tensor/low_rank.py)."""
 
     def num_bytes(share: Share) -> Bytes:
-        matrix = next(m for m in share.tensors.shape.matrices("dense") if m.name == name)
         adapter = share.job.model.adapter
-        return share.element * share.tensors.tokens * adapter.rank * len(adapter.targets_of(matrix))
+        matrix = matrix_of(share.tensors.shape)
+        rows = share.rows.arrived if matrix.experts else share.tensors.tokens
+        return share.element * rows * adapter.rank * len(adapter.targets_of(matrix))
 
     return InnerTensor(f"input of B of the adapters of {name}", num_bytes)
 
 
-IN_ADAPTERS = {name: _of_adapters(name) for name in ("qkv", "out", "up", "down")}
+# By the product's operator (layers/layer_operators.py).
+IN_ADAPTERS = {
+    name: _of_adapters(name, matrix_of)
+    for name, matrix_of in (
+        ("qkv", lambda shape: shape.attention_matrices[0]),
+        ("out", lambda shape: shape.attention_matrices[-1]),
+        ("up", lambda shape: shape.mlp_matrices[0]),
+        ("down", lambda shape: shape.mlp_matrices[1]),
+        ("shared up", lambda shape: shape.shared_matrices[0]),
+        ("shared down", lambda shape: shape.shared_matrices[1]),
+        ("expert up", lambda shape: shape.routed_matrices[0]),
+        ("expert down", lambda shape: shape.routed_matrices[1]),
+    )
+}

@@ -33,12 +33,14 @@ def experts_of(job: JobSpec, share: Share) -> tuple[TensorBytes, Chain, Chain]:
     moe, in_float8 = job.model.moe, job.precision.float8_weight_gradients
     routed, shared = routed_operators(share.tensors.shape), shared_operators(share.tensors.shape)
     takes = BLOCK.mlp_norm_out if share.tensors.shape.norms_before else BLOCK.middle
+    adapter = job.model.adapter
+    trained_takes = () if job.model.is_adapted else (takes,)
     keeps: UnitTensors = {
         "norm before experts": (BLOCK.middle, IN_MLP.norm_statistics),
-        "router": (takes, *_router_keeps(moe)),
+        "router": (*trained_takes, *_router_keeps(moe)),
         "dispatch": (IN_ROUTING.trip,),
         "combine": (),
-        "gate": (takes, ROUTING.shared_out, IN_ROUTING.shared_gate),
+        "gate": (*trained_takes, ROUTING.shared_out, IN_ROUTING.shared_gate),
         "out norm": (BLOCK.mlp_out, IN_MLP.out_norm_statistics),
     }
     # Weights multiply the experts' activation (model/weighed_activation.py) or input; the one that is weighed keeps
@@ -49,12 +51,12 @@ def experts_of(job: JobSpec, share: Share) -> tuple[TensorBytes, Chain, Chain]:
     groups = moe.experts // job.plan.ep
     cast, in_place = cast_inputs(job, share, routed, LAST if is_early else BOTH, num_groups=groups)
     operands = waiting_operands(job, share, (*routed, *shared), num_groups=groups) | cast
-    chain = kept_chain(routed, keeps | alone | in_place, weighed, waits_in_float8=in_float8)
+    chain = kept_chain(routed, keeps | alone | in_place, weighed, waits_in_float8=in_float8, adapter=adapter)
     if not shared:
         return chain_bytes(share, chain, operands), chain, ()
     cast, in_place = cast_inputs(job, share, shared, LAST)  # the router keeps the input of the first product
     keeps["activation"] = activation_keeps(job, SHARED_MLP, IN_MLP.biased_shared_up)
-    shared_chain = kept_chain(shared, keeps | in_place, waits_in_float8=in_float8)
+    shared_chain = kept_chain(shared, keeps | in_place, waits_in_float8=in_float8, adapter=adapter)
     return chain_bytes(share, (*chain, *shared_chain), operands | cast), chain, shared_chain
 
 

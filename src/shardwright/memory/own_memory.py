@@ -235,11 +235,11 @@ def _on_which_most_wait(schedule: str, ranks: PipelineRanks, p: Array, at: Any) 
 
 
 def held_state(
-    grid: PlanGrid, num_elements: tuple[Array, ...], by_matrix: tuple[Numbers, ...], frozen: Array | None = None
+    grid: PlanGrid, num_elements: tuple[Array, ...], by_matrix: tuple[Numbers, ...], frozen: tuple[Array, ...] = ()
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Bytes of (parameters, gradients, optimizer, host) of common elements, and of routed experts' if any; `by_matrix`
-    has the number of each that are updated by matrix. Shards have no padding. `frozen` bytes are values
-    alone."""
+    has the number of each that are updated by matrix. Shards have no padding. `frozen` bytes, of the same two, are
+    values alone."""
     totals: list[Numbers] = [0.0 * num_elements[0] for _ in range(4)]
     of_matrices, of_others = (
         len(moments_of(grid.optimizer, is_by_matrix)) * (grid.moment_bytes or FLOAT) for is_by_matrix in (True, False)
@@ -258,8 +258,8 @@ def held_state(
         held = state_bytes(num, element, grid.zero, are_values_hosted, is_one_memory=False)
         kinds = held.parameters, held.gradients, held.optimizer, held.host
         totals = [total + num_bytes for total, num_bytes in zip(totals, kinds, strict=True)]
-    if frozen is not None:
-        shard = frozen * np.where(grid.zero == 3, 1 / layout(grid, SHARDS[False]).size, 1.0)
+    for num_bytes, kind in zip(frozen, SHARDS.values(), strict=False):
+        shard = num_bytes * np.where(grid.zero == 3, 1 / layout(grid, kind).size, 1.0)
         is_hosted = (grid.zero == 3) * grid.offload_parameters
         totals[0] = totals[0] + shard * (1 - is_hosted)
         totals[3] = totals[3] + shard * is_hosted

@@ -190,15 +190,16 @@ def _of_this_runtime(
     """Memory of every rank of this runtime, in arrays; `overhead` is the part of the device that it can't fill."""
     device, grid = device_of(run.device), run.grid
     activations, working, offloaded, messages = held_activations(run, ranks, memo)
-    trained, frozen, stored_share = ranks.trained(run.shape, grid), None, 1.0
+    trained, stored_share, frozen = ranks.trained(run.shape, grid), 1.0, tuple[Array, ...]()
     if run.shape.is_adapted:
-        of_layers, of_others = ranks.frozen_bytes(run.shape, grid)
-        frozen = of_layers + of_others
-        stored_share = of_layers / np.maximum(1.0, grid.element_bytes * sizes[0] - of_others)
+        of_layers, of_experts, of_others = ranks.frozen_bytes(run.shape, grid)
+        frozen = of_layers + of_others, of_experts
+        in_numbers = grid.element_bytes * (sizes[0] + sizes[1]) - of_others
+        stored_share = (of_layers + of_experts) / np.maximum(1.0, in_numbers)
     by_matrix = held_by_matrix(run, ranks, trained)
     elements = trained if run.shape.experts else trained[:1]
     parameters, gradients, optimizer, host = held_state(grid, elements, by_matrix, frozen)
-    trained_share = trained[0] / np.maximum(1.0, sizes[0])
+    trained_share = (trained[0] + trained[1]) / np.maximum(1.0, sizes[0] + sizes[1])
     borrowed = held_buffers(run, ranks, *sizes, trained_share=trained_share, stored_share=stored_share)
     buffers = messages + np.maximum(borrowed, scratch_bytes(run, ranks))
     return Memory(

@@ -127,7 +127,9 @@ def _parameter_dims(place: ParameterShard) -> tuple[str, ...]:
     }  # fmt: skip
     if is_of_adapter(place.name):
         outputs = {4: ("key heads", "members", "head"), 3: ("map", "inner"), 2: ("hidden",)}
-        return ("maps", "rank", "inputs") if last_part == "a" else (*outputs[len(place.full_shape)], "rank")
+        experts = ("experts",) if place.is_expert else ()
+        num_dims = len(place.full_shape) - len(experts)
+        return (*experts, *(("maps", "rank", "inputs") if last_part == "a" else (*outputs[num_dims], "rank")))
     if place.is_expert:
         dims = ("gate, up", "inner", "hidden") if last_part.startswith("up") else ("hidden", "inner")
         return ("experts", *(dims[:-1] if last_part.endswith("_bias") else dims))

@@ -181,7 +181,11 @@ class OperatorNeeds:
         yield BackwardNeed(residual + 2 * rows + sent)
         num_local = most(1, shape.mixture.num // self.job.plan.ep)
         rows_at_work = share.tensors.arrived // num_local, share.tensors.arrived
-        yield BackwardNeed(residual + rows + inner + self._weight(down, tp) + self._casts(down, tp, *rows_at_work))
+        made = self._casts(down, tp, *rows_at_work) + num_local * self._numbers(down, tp)
+        # The backward of adapters comes first, and frees their input.
+        again = inner * self._is_target(down)
+        read: Tensors = (EXPERT_MLP.inner,) if self._is_target(down) else ()
+        yield BackwardNeed(residual + rows + inner + again + self._weight(down, tp) + made, read)
         free: Tensors = (EXPERT_MLP.inner,)
         if self.job.runs_on_cpu:
             # Besides its gradient and those of gate and up there is the activation, later its gradient times the
@@ -192,9 +196,11 @@ class OperatorNeeds:
         else:
             yield BackwardNeed(residual + self._activation(inner), free)
         free = (*free, EXPERT_MLP.up, *(() if shape.mixture.weighs_input else (IN_ROUTING.arrived_weights,)))
-        casts = self._casts(up, tp, *rows_at_work)
+        made = self._casts(up, tp, *rows_at_work) + num_local * self._numbers(up, tp)
+        made, read = made + rows * self._is_target(up), (ROUTING.dispatched,) if self._is_target(up) else ()
         recomputed = rows * shape.mixture.weighs_input  # the weighed input of experts
-        yield BackwardNeed(residual + inner * shape.gates + rows + recomputed + self._weight(up, tp) + casts, free)
+        product = rows + recomputed + self._weight(up, tp) + made
+        yield BackwardNeed(residual + inner * shape.gates + product, (*free, *read))
         free = (*free, ROUTING.dispatched)
         yield BackwardNeed(residual + 2 * rows + sent + 2 * FLOAT32 * share.tensors.whole, free)
         yield BackwardNeed(
@@ -258,10 +264,13 @@ class OperatorNeeds:
 
     def _made(self, matrix: Matrix, tp: Bytes) -> Bytes:
         """Bytes that a product makes of its operands: casts to fp8, or numbers of a weight in NF4."""
-        made = self._casts(matrix, tp)
-        if self.job.model.adapter.row_format:
-            made = made + self.share.element * matrix.columns_on(tp) * matrix.inner_on(tp)
-        return made
+        return self._casts(matrix, tp) + self._numbers(matrix, tp)
+
+    def _numbers(self, matrix: Matrix, tp: Bytes) -> Bytes:
+        """Bytes of the numbers of a weight in NF4, of one expert if each has a matrix."""
+        if not self.job.model.adapter.row_format:
+            return 0
+        return self.share.element * matrix.columns_on(tp) * matrix.inner_on(tp)
 
     def _casts(self, matrix: Matrix, tp: Bytes, rows: Bytes = 0, all_rows: Bytes = 0) -> Bytes:
         """Bytes that a product in fp8 needs in its backward: its operand dy in fp8; and for a weight gradient in fp8

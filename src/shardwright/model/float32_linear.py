@@ -18,21 +18,25 @@ def exact_product(x_TH: Tensor, weight_EH: PlacedParameter, deferred: DeferredGr
 
 
 class _ExactProduct(torch.autograd.Function):
-    """Communicates nothing. Keeps x in its own dtype, so that no float32 copy of it stays."""
+    """Communicates nothing. Keeps x in its own dtype, so that no float32 copy of it stays; nothing, if the weight is
+    frozen."""
 
     @staticmethod
     def forward(ctx: Any, x_TH: Tensor, weight_EH: PlacedParameter, deferred: DeferredGradients, kind: str) -> Tensor:
-        ctx.save_for_backward(x_TH)
+        if not weight_EH.place.is_frozen:
+            ctx.save_for_backward(x_TH)
         # Not a saved tensor: the weight may be freed after the forward, and gathered again into other memory.
-        ctx.weight, ctx.deferred, ctx.kind = weight_EH, deferred, kind
+        ctx.weight, ctx.deferred, ctx.kind, ctx.dtype = weight_EH, deferred, kind, x_TH.dtype
         return x_TH.float() @ weight_EH.float().t()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (dy_TE,) = grads
-        (x_TH,) = ctx.saved_tensors
         weight_EH: PlacedParameter = ctx.weight
-        dx_TH = (dy_TE @ weight_EH.float()).to(x_TH.dtype)
+        dx_TH = (dy_TE @ weight_EH.float()).to(ctx.dtype)
+        if weight_EH.place.is_frozen:
+            return dx_TH, None, None, None
+        (x_TH,) = ctx.saved_tensors
         kind: str = ctx.kind
         ctx.deferred.now_or_later(lambda: weight_EH.add_product(dy_TE, x_TH.float(), kind))
         return dx_TH, None, None, None

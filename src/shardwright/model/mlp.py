@@ -26,8 +26,11 @@ class MLP(nn.Module):
     """
 
     def __init__(self, spec: ModelSpec, sharding: LayerSharding, width: int = 0, owns_input: bool = True) -> None:
-        """`width` is the inner width, 0 for the model's. `owns_input`: no other operator keeps the input of `up`."""
+        """`width` is the inner width of shared experts, 0 for the MLP of a dense layer. `owns_input`: no other operator
+        keeps the input of `up`."""
         super().__init__()
+        shape = shape_of(spec)
+        up_matrix, down_matrix = shape.shared_matrices if width else shape.mlp_matrices
         width = width or spec.ffn_size
         self.gated = spec.gated_mlp
         self.activation = spec.activation
@@ -36,7 +39,6 @@ class MLP(nn.Module):
         self.up_bias = sharded(inner, 1, sharding.tp, "zeros") if spec.has_mlp_bias else None
         std = residual_std(spec.init_std, spec.layers)
         self.down = RowLinear(width, spec.hidden, spec.has_mlp_bias, sharding, std=std)
-        up_matrix, down_matrix = shape_of(spec).mlp_matrices
         self.up.adapter = adapter_of(spec.adapter, up_matrix, sharding)
         self.down.adapter = adapter_of(spec.adapter, down_matrix, sharding)
 

@@ -21,6 +21,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.config.recompute_policy import KEEP_ALL, Policy
 from shardwright.model.activation import activate_and_keep, activate_gated
 from shardwright.model.float32_linear import exact_product
@@ -31,12 +32,13 @@ from shardwright.model.weighed_activation import weighed_activation, weighed_row
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.regions import copy_to, gather_from, reduce_from, scatter_to
 from shardwright.parallel.expert.dispatch import Routing, Trip, start_trip, through_experts
+from shardwright.parallel.expert.expert_adapter import ExpertAdapter, expert_adapters
 from shardwright.parallel.expert.expert_bias import add_expert_bias
 from shardwright.parallel.expert.grouped_linear import grouped_linear
 from shardwright.parallel.recompute.region import Chain
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, expert_bias, expert_matrix, whole
-from shardwright.parallel.tensor.product_input import ProductInput
+from shardwright.parallel.tensor.product_input import ProductInput, values_and_recipe
 from shardwright.sharding.stage_parameters import residual_std
 
 
@@ -56,6 +58,8 @@ class Experts(nn.Module):
         self.down_bias = expert_bias((count, spec.hidden), 0, ep, expert_tp) if spec.bias else None
         std = residual_std(spec.init_std, spec.layers)
         self.down = expert_matrix((count, spec.hidden, width), 2, ep, expert_tp, std=std)
+        matrices = shape_of(spec).routed_matrices
+        self.adapter = expert_adapters(spec.adapter, matrices, sharding) if spec.is_adapted else None
 
     def forward(self, x_NH: Tensor, weight_N1: Tensor, counts_e: Tensor, policy: Policy) -> Tensor:
         """[N, H], sorted by expert, to [N, H], each row times its weight: with expert_tp this rank's part of a sum.
@@ -64,15 +68,19 @@ class Experts(nn.Module):
         anyway. If the weight multiplies the input, the product is always recomputed: it would be kept besides x.
         """
 
-        def product(weight: PlacedParameter, x: ProductInput) -> Tensor:
-            return grouped_linear(x, weight, counts_e, self.sharding.deferred, kind=self.sharding.ep.kind)
+        def product(name: str, x: ProductInput) -> Tensor:
+            weight, adapter = self.get_parameter(name), self._adapter_of(name)
+            assert isinstance(weight, PlacedParameter)
+            read = x if adapter is None else values_and_recipe(x)[0]  # the adapter keeps it: the weight is frozen
+            y = grouped_linear(read, weight, counts_e, self.sharding.deferred, kind=self.sharding.ep.kind)
+            return y if adapter is None else adapter.add_to(y, x, counts_e)
 
         def up(x: ProductInput) -> Tensor:
-            y_NU = product(self.up, x)
+            y_NU = product("up", x)
             return y_NU if self.up_bias is None else add_expert_bias(y_NU, self.up_bias, counts_e)
 
         def down(x: ProductInput) -> Tensor:
-            y_NH = product(self.down, x)
+            y_NH = product("down", x)
             if self.down_bias is None:
                 return y_NH
             weight = None if self.weighs_input else weight_N1
@@ -82,6 +90,12 @@ class Experts(nn.Module):
             chain = Chain(x_NH, policy | {"weigh"}).then("weigh", weighed_rows, weight_N1)
             return chain.product("up", up).then("activation", self._activate).into(down)
         return Chain(x_NH, policy).product("up", up).then("activation", self._weigh, weight_N1).into(down)
+
+    def _adapter_of(self, matrix: str) -> ExpertAdapter | None:
+        """The adapters of a matrix of the experts, if it has some."""
+        adapter = self.adapter[matrix] if self.adapter is not None and matrix in self.adapter else None
+        assert adapter is None or isinstance(adapter, ExpertAdapter)
+        return adapter
 
     def _weigh(self, up_NU: Tensor, weight_N1: Tensor) -> Tensor:
         return weighed_activation(up_NU, weight_N1, self.activation, self.gated)

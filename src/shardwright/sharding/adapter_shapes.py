@@ -7,8 +7,8 @@ from shardwright.config.matrix import Matrix
 
 
 def down_shape(spec: AdapterSpec, matrix: Matrix) -> tuple[int, ...]:
-    """Shape of A: [maps, rank, inputs]."""
-    return len(spec.targets_of(matrix)), spec.rank, matrix.inner
+    """Shape of A: [maps, rank, inputs], or [experts, maps, rank, inputs] if each expert has a matrix."""
+    return (*_experts(matrix), len(spec.targets_of(matrix)), spec.rank, matrix.inner)
 
 
 def down_std(matrix: Matrix) -> float:
@@ -17,8 +17,12 @@ def down_std(matrix: Matrix) -> float:
 
 
 def up_shape(spec: AdapterSpec, matrix: Matrix, target: str) -> tuple[int, ...]:
-    """Shape of the B of a map: [*outputs of the map, rank]."""
+    """Shape of the B of a map: [*outputs of the map, rank], after the experts if each has a matrix."""
     outputs = [*matrix.outputs]
     if matrix.widths:
         outputs[matrix.side_by_side] = matrix.widths[spec.maps(matrix).index(target)]
-    return *outputs, spec.rank
+    return (*_experts(matrix), *outputs, spec.rank)
+
+
+def _experts(matrix: Matrix) -> tuple[int, ...]:
+    return (matrix.experts,) if matrix.experts else ()

@@ -19,7 +19,10 @@ from shardwright.config.plan import PlanSpec, split_evenly
 from shardwright.sharding.adapter_shapes import down_shape, down_std, up_shape
 from shardwright.sharding.parameter_shard import ParameterShard
 
-_MATRICES = ("attention.qkv.weight", "attention.out.weight", "mlp.up.weight", "mlp.down.weight")
+_MATRICES = (
+    *("attention.qkv.weight", "attention.out.weight", "mlp.up.weight", "mlp.down.weight"),
+    *("moe.shared.up.weight", "moe.shared.down.weight", "moe.experts.up", "moe.experts.down"),
+)
 Regions = dict[str, list[ParameterShard]]  # the parameters of each region, both in the order of the computation
 
 
@@ -178,6 +181,8 @@ class _Cut:
         for matrix in self.shape.routed_matrices:
             parameters += [self._bias_of_experts(f"{name}.experts", matrix)] if self.model.bias else []
             parameters.append(self._of_experts(f"{name}.experts", matrix))
+        for matrix in self.shape.routed_matrices:
+            parameters += self._expert_adapters(f"{name}.experts.adapter.{matrix.name}", matrix)
         if self.shape.mixture.shared_ffn:
             parameters += self._pair(f"{name}.shared", self.shape.shared_matrices, self.model.bias)
         return parameters
@@ -273,6 +278,24 @@ class _Cut:
             return [down, *(self._whole(up, up_outputs, "normal", is_partial=True) for up, up_outputs in ups)]
         down = self._whole(f"{name}.a", shape, "normal", std)
         return [down, *(self._sharded(up, up_outputs, matrix.sharded_dim or 0) for up, up_outputs in ups)]
+
+    def _expert_adapters(self, name: str, matrix: Matrix) -> list[ParameterShard]:
+        """The adapters of a matrix of each expert: A of all its maps, then a B for each."""
+        spec, is_row = self.model.adapter, matrix.is_row_parallel
+        if not (targets := spec.targets_of(matrix)):
+            return []
+        dims = (3, 0) if is_row else (0, 1 + (matrix.sharded_dim or 0))
+        std = down_std(matrix)
+        down = self._experts_parts(f"{name}.a", down_shape(spec, matrix), dims[0], "normal", std)
+        ups = [
+            self._experts_parts(f"{name}.b_{target}", up_shape(spec, matrix, target), dims[1], "normal")
+            for target in targets
+        ]
+        # Ranks that share an expert each compute a part of the gradient of what they have whole.
+        summed_over = ("tp",) if self.plan.expert_tp_size > 1 else ()
+        if is_row:
+            return [down, *(replace(up, summed_over=summed_over) for up in ups)]
+        return [replace(down, summed_over=summed_over), *ups]
 
     def _weight(self, name: str, matrix: Matrix, is_partial: bool = False) -> ParameterShard:
         if matrix.sharded_dim is None:

@@ -5,6 +5,8 @@ from math import gcd
 
 from shardwright.config.divisors import all_divisors
 from shardwright.config.job import JobSpec
+from shardwright.config.model import ModelSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.config.nf4_rows import BLOCK
 from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
@@ -22,12 +24,13 @@ def adapter_faults(job: JobSpec) -> list[str]:
 
 def _base_faults(job: JobSpec) -> Iterator[str]:
     """Faults of matrices in NF4 whose rows, or parts of rows on ranks of tp, are no whole blocks."""
-    model, tp = job.model, job.plan.tp
-    if not model.adapter.row_format or model.moe.experts or model.is_latent:
+    model, plan = job.model, job.plan
+    if not model.adapter.row_format or model.is_latent:
         return
     shares = say("share a scale in NF4 by {block} of a row", block=BLOCK)
-    widths = (("hidden", model.hidden), ("heads x head size", model.heads * model.head_size), ("ffn", model.ffn_size))
+    widths = _row_widths(model)
     for name, width in widths:
+        tp = plan.expert_tp_size if name == "model.moe.ffn" else plan.tp
         if width % BLOCK:
             yield say(
                 "model.adapter.base is 'nf4', whose elements {shares}, and {name} {width} is no multiple ({width} / "
@@ -52,11 +55,23 @@ def _base_faults(job: JobSpec) -> Iterator[str]:
             )
 
 
+def _row_widths(model: ModelSpec) -> tuple[tuple[str, int], ...]:
+    """The widths of the rows of the matrices of layers, with their names; the first is of rows that tp does not cut."""
+    moe, ffn = model.moe, model.ffn_size
+    has_dense = len(model.blocks_with_experts) < model.layers
+    return (
+        ("hidden", model.hidden),
+        ("heads x head size", model.heads * model.head_size),
+        *((("ffn", ffn),) if has_dense else ()),
+        *((("model.moe.ffn", moe.ffn_size(ffn)),) if moe.experts else ()),
+        *((("model.moe.shared_ffn", moe.shared_size(ffn)),) if moe.experts and moe.shared_size(ffn) else ()),
+    )
+
+
 def _model_faults(job: JobSpec) -> Iterator[str]:
     """Faults of models whose maps have no adapters here."""
     model = job.model
     for setting, is_there in (
-        ("model.moe", model.moe.experts),
         ("model.latent", model.is_latent),
         ("model.mtp_layers", model.mtp_layers),
         ("model.parallel_block", model.parallel_block != "none"),
@@ -66,12 +81,12 @@ def _model_faults(job: JobSpec) -> Iterator[str]:
                 "model.adapter is for maps of dense layers, and {setting} is set; leave one of them out",
                 setting=setting,
             )
-    if not model.gated_mlp and set(model.adapter.targets) == {"gate"}:
-        yield (
-            say(
-                "model.adapter.targets names gate alone, and model.gated_mlp is false, so no layer has one; use "
-                '"up", or more targets'
-            )
+    yield from _target_faults(model)
+    if model.moe.bias_update:
+        yield say(
+            "model.moe.bias_update {rate} moves the routers' biases, and model.adapter freezes all but adapters; set "
+            "model.moe.bias_update = 0",
+            rate=model.moe.bias_update,
         )
     if model.adapter.weights and not model.weights:
         yield (
@@ -82,6 +97,25 @@ def _model_faults(job: JobSpec) -> Iterator[str]:
         )
     if len(set(model.adapter.targets)) < len(model.adapter.targets):
         yield say("model.adapter.targets names a map twice; name each once")
+
+
+def _target_faults(model: ModelSpec) -> Iterator[str]:
+    """A fault of targets if no layer has any of their maps."""
+    targets, shape = model.adapter.targets, shape_of(model)
+    kinds = dict.fromkeys(shape.kind(layer) for layer in range(model.layers))
+    if not targets or any(model.adapter.targets_of(matrix) for kind in kinds for matrix in shape.matrices(kind)):
+        return
+    if not model.gated_mlp and set(targets) == {"gate"}:
+        yield say(
+            "model.adapter.targets names gate alone, and model.gated_mlp is false, so no layer has one; use "
+            '"up", or more targets'
+        )
+        return
+    yield say(
+        "model.adapter.targets names {targets}, and no layer has such a map: those of experts are expert_gate, "
+        "expert_up and expert_down; name some, or maps of attention",
+        targets=targets,
+    )
 
 
 def _update_faults(job: JobSpec) -> Iterator[str]:

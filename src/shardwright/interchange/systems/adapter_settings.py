@@ -123,6 +123,7 @@ _DOUBLE = (
     "double_quant",
 )
 _STORAGE = ("bnb_4bit_quant_storage", "bnb_4bit_quant_storage_dtype")  # the same bytes, seen as another type
+_OF_EXPERTS = "quantize_moe_experts"  # axolotl's: the tensor of experts is in 4 bits, too
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules", "trainable", "lora_modules")
 # Options that the QLoRA paper's program has where nothing is said.
 _QLORA_DEFAULTS: dict[str, str | bool] = {
@@ -227,6 +228,13 @@ def _read_nf4(settings: Settings, fields: Flat, program: _Program, spelled: Call
         if _switch(settings, spelled(name)) in words:
             settings.ignore(spelled(name))  # now it is read
     settings.ignore(*map(spelled, _STORAGE))
+    names = [
+        spelled(name)
+        for name, words in (*_FOUR_BITS, (program.switch, program.nf4_words))
+        if _switch(settings, spelled(name)) in words
+    ]
+    if not (settings.has(spelled(_OF_EXPERTS)) and settings.flag(spelled(_OF_EXPERTS))) and names:
+        settings.four_bits = settings.setting_text(names[0])
     is_double = settings.flag(tuple(map(spelled, _DOUBLE)), program.is_double)
     fields |= {"model.adapter.base": "nf4", "model.adapter.double_quantization": is_double}
 
@@ -238,12 +246,14 @@ def _switch(settings: Settings, name: str) -> str:
 
 def _targets(settings: Settings, program: _Program, spelled: Callable[[str], str]) -> tuple[Target, ...]:
     """The maps with an adapter, in their order; a fault for each module that is no map of a layer here."""
-    linear = spelled("lora_target_linear")
+    linear, switch = spelled("lora_target_linear"), spelled(program.switch)
     is_all = settings.has(linear) and settings.flag(linear)
     present = tuple(spelled(name) for name in _TARGETS if settings.has(spelled(name)))
     words = [word for name in present for word in settings.words(name)]
     modules = [module for word in words for module in word.strip("[]'\"").split(",") if module]
     is_all |= any(module in _ALL for module in modules)
+    if is_all or (not modules and program.targets == TARGETS):
+        settings.all_linear = settings.setting_text(next(iter([*present, linear] if is_all else []), switch))
     if not modules and is_all:
         return TARGETS
     if not modules and not program.targets and "model.adapter.targets" not in settings.overrides:

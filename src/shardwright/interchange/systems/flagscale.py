@@ -44,7 +44,7 @@ _SECTIONS = ("system.", "model.", "data.")
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read the file of an experiment with those that it begins from, or that of its training. Raises ShellFault."""
     texts, command_line = with_command_line(texts, asked)
-    if fault := _task_fault(flat_keys(read_data(first := next(iter(texts)), texts[first]))):
+    if fault := _task_fault(flat_keys(read_data(first := next(iter(texts)), texts[first])), asked):
         raise ShellFault(fault)
     flat = resolved(overridden(composed(texts), command_line))
     sections = {name.removeprefix("train."): value for name, value in flat.items()}
@@ -52,7 +52,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     if not arguments:
         raise ShellFault(say("no section system, model or data has arguments; name the file that `train` names, too"))
     settings = Settings(overrides=asked.fields)
-    settings.faults += [fault for fault in (_task_fault(sections),) if fault]
+    settings.faults += [fault for fault in (_task_fault(sections, asked),) if fault]
     if not str(sections.get("experiment.task.entrypoint", "")):
         settings.note(say("no file of an experiment names the program that trains; that of GPT is taken"))
     multiple, multiplier = arguments.pop("multiple_of", None), arguments.pop("hidden_dim_multiplier", 1.0)
@@ -64,11 +64,11 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     return read_result(fields, settings, asked, launched, "flagscale")
 
 
-def _task_fault(keys: Mapping[str, Any]) -> str:
+def _task_fault(keys: Mapping[str, Any], asked: Asked) -> str:
     """The fault of an experiment whose task is no training of text with Megatron-LM; empty if it says none."""
     task = {name: str(keys.get(f"experiment.task.{name}", "")) for name in ("type", "backend", "entrypoint")}
     if task["type"] in ("", "train") and task["backend"] in ("", "megatron"):
-        return program_fault(task["entrypoint"])
+        return program_fault(task["entrypoint"], asked.variables)
     return say(
         "its task is {task} with {backend}, and tasks that train with megatron are read; name the file of one",
         task=shortened(task["type"] or "train", 40),

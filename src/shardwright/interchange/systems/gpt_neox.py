@@ -189,7 +189,9 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     spelled = {flag_name: name for name, flag_name in _SAME.items()}
     settings = Settings(notes=list(started.notes), overrides=asked.fields, spelled=spelled)
     program = next(iter(started.command.arguments), "") if started.command else ""  # that the launcher starts
-    settings.faults += [fault for fault in (program_fault(program),) if fault and program.endswith(".py")]
+    settings.faults += [
+        fault for fault in (program_fault(program, asked.variables),) if fault and program.endswith(".py")
+    ]
     world = asked.cluster.devices or started.ranks
     settings.given = _renamed(keys, settings) | ({WORLD: world} if world else {})
     fields: Flat = {}

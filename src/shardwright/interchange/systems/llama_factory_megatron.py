@@ -131,7 +131,7 @@ def _read_kind(settings: Settings, fields: Flat) -> None:
     """Read LoRA, which LLaMA-Factory trains if finetuning_type is not another; refuse stages that learn otherwise."""
     if (stage := settings.text("stage", "sft")) not in ("sft", "pt"):
         fault = say("{setting} is not counted here; use sft", setting=settings.setting_text("stage"))
-        settings.faults.append(program_fault(stage) or fault)
+        settings.faults.append(program_fault(stage, {}) or fault)
     if settings.given.get("finetuning-type") == "full":
         settings.ignore("finetuning-type")
         return

@@ -85,7 +85,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
     programs = (command.program, settings.text("train-mode"))  # a module's last part is its program
     settings.notes += [*taken_for_gpt(command.program), *notes_of_forks(command.settings)]
-    settings.faults += [fault for fault in map(program_fault, programs) if fault]
+    settings.faults += [fault for fault in (program_fault(name, asked.variables) for name in programs) if fault]
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
     _read_engine(settings, texts, command.written)
     if settings.text("decoder-seq-length") == settings.text("seq-length"):  # of a decoder alone

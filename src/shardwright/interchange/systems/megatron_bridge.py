@@ -31,7 +31,12 @@ from shardwright.interchange.systems.megatron_names import flags_of
 
 SIGNS = (FileSigns(imports=(r"\bmegatron\.bridge\b",)),)
 CONFIG = "CONFIG"  # the variable that names the function
-_SECTIONS = ("model", "train", "optimizer", "scheduler", "ddp", "mixed_precision", "dataset")
+_SECTIONS = ("model", "train", "optimizer", "scheduler", "ddp", "comm_overlap", "mixed_precision", "dataset")
+# Sections of a configuration that change no plan, batch or model.
+_BESIDE_PLANS = (
+    *("logger", "checkpoint", "profiling", "rng", "tokenizer", "env_vars", "validation", "rerun_state_machine"),
+    *("straggler", "nvrx_straggler", "inprocess_restart", "ft", "tensor_inspect"),
+)
 _HUB = "hub_model:"
 _PRETRAIN: Mapping[str, Mapping[str, Any]] = {
     "train": {"train_iters": 300000, "global_batch_size": 32, "micro_batch_size": 2},
@@ -59,8 +64,40 @@ _OPTIMIZER = {
 _PRECISIONS = {"bf16": {"bf16": True}, "fp16": {"fp16": True}}
 _FLOAT8 = {"delayed": "delayed", "current": "tensorwise", "subchannel": "blockwise"}
 _PROGRAM = "run_recipe"  # a file in Python
-_OPTIONS_OF_SCRIPT = ("--recipe", "--seq_length", "--step_func")
-_CHANGE = re.compile(r"\+{0,2}([a-z_]+)\.([a-z0-9_]+)=(.*)", re.DOTALL)
+# Options of the program run_recipe, with the fields that each sets.
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    name: fields
+    for names, fields in (
+        (("-ms", "--max_steps"), ("train.train_iters",)),
+        (("-gb", "--global_batch_size"), ("train.global_batch_size",)),
+        (("-mb", "--micro_batch_size"), ("train.micro_batch_size",)),
+        (("-sl", "--seq_length"), ("model.seq_length", "dataset.seq_length")),
+        (("-tp", "--tensor_model_parallel_size"), ("model.tensor_model_parallel_size",)),
+        (("-pp", "--pipeline_model_parallel_size"), ("model.pipeline_model_parallel_size",)),
+        (("-cp", "--context_parallel_size"), ("model.context_parallel_size",)),
+        (("-vp", "--virtual_pipeline_model_parallel_size"), ("model.virtual_pipeline_model_parallel_size",)),
+        (("-ep", "--expert_model_parallel_size"), ("model.expert_model_parallel_size",)),
+        (("-etp", "--expert_tensor_parallel_size"), ("model.expert_tensor_parallel_size",)),
+        (("--lr",), ("optimizer.lr",)),
+        (("--min_lr",), ("optimizer.min_lr",)),
+        (("--warmup_iters",), ("scheduler.lr_warmup_iters",)),
+        # They change no plan, batch or model.
+        (
+            ("--pretrained_checkpoint", "--save_dir", "--load_dir", "--save_interval", "--recipe-source", "--dataset"),
+            (),
+        ),
+    )
+    for name in names
+}
+_STEPS = ("gpt_step", "llm_step")  # of a model of words alone
+_SWITCHES = ("--deterministic", "--dump-env", "--dump_env")
+_MODES: dict[str, tuple[tuple[str, str], ...]] = {
+    "pretrain": (),
+    "sft": (),
+    "lora": (("peft", "LoRA"),),
+    "dora": (("peft", "DoRA"),),
+}
+_CHANGE = re.compile(r"\+{0,2}([a-z_]+)\.([a-z0-9_.]+)=(.*)", re.DOTALL)
 _GPUS = re.compile(r"_([0-9]{1,6})gpus?_")  # of a recipe's name
 
 
@@ -130,7 +167,11 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     for section, field, value in started.changes if started else ():
         if isinstance(config.keywords.get(section), ParsedCall):
             config.keywords[section].keywords[field] = value
-        else:
+        elif section == "comm_overlap":
+            config.keywords[section] = ParsedCall("", {field: value})
+        elif not field:
+            config.keywords[section] = value
+        elif section not in _BESIDE_PLANS:
             settings.faults.append(say("{setting} is not known here; leave it out", setting=f"{section}.{field}"))
     arguments = _arguments(config, settings)
     launched = started.launched if started and started.launched[1] else _launched(name, asked, settings)
@@ -163,20 +204,23 @@ def _started(scripts: Mapping[str, str], asked: Asked) -> _Started:
     command = find_training_command(
         scripts, asked, lambda words: any(PurePath(word).stem == _PROGRAM for word in words)
     )
-    recipe, changes = "", list[tuple[str, str, Any]]()
-    words = [*command.arguments]
+    recipe, words = "", [*command.arguments]
+    of_options, changes = list[tuple[str, str, Any]](), list[tuple[str, str, Any]]()
     while words:
         word = words.pop(0)
         option, equals, value = word.partition("=")
-        if option in _OPTIONS_OF_SCRIPT and not equals and words:
+        if option in (*_OPTIONS, "--recipe", "--mode", "--step-func", "--step_func") and not equals and words:
             value = words.pop(0)
         if option == "--recipe":
             recipe = value
-        elif option == "--seq_length":
-            changes += [(section, "seq_length", hydra_value(value)) for section in ("model", "dataset")]
+        elif option in _OPTIONS:
+            fields = (name.split(".") for name in _OPTIONS[option])
+            of_options += [(section, field, hydra_value(value)) for section, field in fields]
+        elif option == "--mode" and value in _MODES:
+            of_options += [(section, "", kind) for section, kind in _MODES[value]]
         elif (match := _CHANGE.fullmatch(word)) and not unknown_names(word):
             changes.append((match[1], match[2], hydra_value(match[3])))
-        elif (option, value) != ("--step_func", "gpt_step"):
+        elif word not in _SWITCHES and not (option in ("--step-func", "--step_func") and value in _STEPS):
             raise ShellFault(
                 say(
                     "{setting} of the script is not known here; leave it out of the script, and say what it means by "
@@ -184,7 +228,8 @@ def _started(scripts: Mapping[str, str], asked: Asked) -> _Started:
                     setting=shortened(readable(word), 60),
                 )
             )
-    return _Started(recipe, tuple(changes), (command.nodes, command.devices_per_node), command.notes)
+    # Words of the form KEY=VALUE hold over options.
+    return _Started(recipe, (*of_options, *changes), (command.nodes, command.devices_per_node), command.notes)
 
 
 def _function(reader: Reader, asked: Asked) -> tuple[Source, str]:

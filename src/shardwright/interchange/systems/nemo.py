@@ -165,7 +165,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     given = _DEFAULTS | _flags_of(flat, nodes) | adapter_flags(flat)
     world = asked.cluster.devices or nodes * devices_per_node
     settings = Settings(given | {WORLD: world}, overrides=asked.fields)
-    settings.faults += [fault for fault in (other_training(flat),) if fault]
+    settings.faults += [fault for fault in (other_training(flat, asked),) if fault]
     if not asked.cluster.devices:
         _ask_for_devices(flat, [name for name, size in sizes.items() if not size], settings)
     if flat.get("trainer.precision") is None:

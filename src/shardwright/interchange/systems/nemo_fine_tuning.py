@@ -40,14 +40,14 @@ _SHAPE = ("model.num_layers", "model.hidden_size", "model.num_attention_heads")
 _RESTORED = ("model.restore_from_path", "model.restore_path")
 
 
-def other_training(flat: Mapping[str, Any]) -> str:
+def other_training(flat: Mapping[str, Any], asked: Asked) -> str:
     """The fault of a file of NeMo's or NeMo-Aligner's that trains no decoder of text by next tokens; "" if none."""
     of_others = [name for name in flat if name.startswith(_OTHER_LOSSES) or name == "model.reward_model_type"]
     if of_others:
         return other_loss_fault([f"{of_others[0]} = {shortened(str(flat[of_others[0]]), 40)}"])
     of_runs = [str(flat.get(name, "")) for name in ("run.name", "exp_manager.name")]
     names = [str(flat.get("name", "")), *(name for name in of_runs if "mamba" in name.lower())]
-    return next(filter(None, map(program_fault, names)), "")
+    return next(filter(None, (program_fault(name, asked.variables) for name in names)), "")
 
 
 def without_unused_adapters(flat: dict[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     own = trainer.get("overrides")
     own = own if isinstance(own, dict) else {}
     arguments |= {name: _value(value) for name, value in own.items()}
-    settings.faults += [fault for fault in (program_fault(str(trainer.get("model", ""))),) if fault]
+    settings.faults += [fault for fault in (program_fault(str(trainer.get("model", "")), asked.variables),) if fault]
     if (kind := arguments.pop("model_type", "gpt")) != "gpt":
         settings.faults.append(
             say(

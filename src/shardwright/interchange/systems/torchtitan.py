@@ -30,6 +30,7 @@ from shardwright.interchange.systems.torchtitan_table import PARTS
 SIGNS = (FileSigns(commands=(r"torchtitan",)),)
 _SCRIPT_ARGUMENTS = (mark("@"), mark("*"))  # "$@" and "$*": arguments of the script itself
 CONFIG = "CONFIG"  # the variable that names the configuration function
+_REGISTRY = "config_registry"  # the module of a package that has its configuration functions
 _WRITTEN_MODULE = "job_config"  # the module that `write` writes, with the configuration function
 
 
@@ -74,6 +75,27 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     return result
 
 
+def module_files(texts: Mapping[str, str], asked: Asked) -> list[str]:
+    """The ends of the paths of Python files that a launch script names (--module) and that such files import from.
+    Raises ShellFault."""
+    if any(sign.fit_script(text) for text in [*texts.values()][:1] for sign in torchtitan_toml.SIGNS):
+        return []
+    scripts = {name: text for name, text in texts.items() if PurePath(name).suffix != ".py"}
+    ends = list[str]()
+    if scripts:
+        arguments = find_training_command(scripts, asked, is_training).arguments
+        module = command_line([word for word in arguments if word not in _SCRIPT_ARGUMENTS]).module
+        path = module.replace(".", "/").removesuffix(f"/{_REGISTRY}")
+        has_python = len(scripts) < len(texts)  # the user says which
+        ends += (
+            [f"{path}/{_REGISTRY}.py", f"{path}.py"] if path.replace("/", "").isidentifier() and not has_python else []
+        )
+    for source in [source_of_text(name, text) for name, text in texts.items() if name not in scripts]:
+        paths = (path.strip(".").rpartition(".")[0] for path in source.imports.values())
+        ends += [f"{path.replace('.', '/')}.py" for path in paths if path.rpartition(".")[2] == _REGISTRY]
+    return list(dict.fromkeys(ends))
+
+
 def _report_lost(settings: Settings) -> None:
     """Report the settings that a job cannot express."""
     settings.lose("model_registry.num_mtp_layers", say("layers that predict further tokens are not in the model here"))
@@ -103,7 +125,7 @@ def _function(words: "CommandLine", reader: Reader, asked: Asked) -> tuple[Sourc
     source = reader.find(name, words.module)
     if source is None:
         module = words.module[:60]
-        path = f"torchtitan/models/{module}/config_registry.py"
+        path = f"torchtitan/models/{module}/{_REGISTRY}.py"
         raise ShellFault(
             say(
                 "the settings are what the Python function {function} of {module} returns, and it is in no file here; "
@@ -206,5 +228,6 @@ FACTS = System(
     variables=(CONFIG,),
     signs=SIGNS,
     takes=(),
+    modules=module_files,
     run_files=RunFiles(program("torchtitan").replace(".", "/") + ".py", write_to_run),
 )

@@ -57,7 +57,7 @@ def trainer_command(
     files by name; a YAML that the command names has to be among them. Raises ShellFault."""
     command = find_training_command(scripts, asked, lambda words: any(sign.fit_words(words) for sign in signs), files)
     task = command.arguments[0] if command.arguments else ""
-    if fault := program_fault(task) if task.isidentifier() else "":
+    if fault := program_fault(task, asked.variables) if task.isidentifier() else "":
         raise ShellFault(fault)
     names = {PurePath(name).name for name in (*files, *command.written)}
     for word in command.arguments:

@@ -102,10 +102,11 @@ class FileParts:
         program = self.command.program if self.command else ""
         task = self.command.arguments[0] if self.command and self.command.arguments else ""
         programs = (program, task if task.isidentifier() else "")
+        of_programs = [program_fault(name, asked.variables) for name in programs]
         return Settings(
             self.given | ({WORLD: world} if world else {}),
             notes=[*self.notes, *(self.command.notes if self.command else ())],
-            faults=[*filter(None, map(program_fault, programs)), *self.faults, *automatic, *missing],
+            faults=[*filter(None, of_programs), *self.faults, *automatic, *missing],
             overrides=asked.fields,
             automatic=self.automatic,
             spelled=self.spelled,

@@ -20,8 +20,10 @@ from shardwright.parallel.tensor.product_input import (
     ProductInput,
     keep_input,
     keep_input_or_cast,
+    keep_recipe,
     kept_cast,
     kept_input,
+    make_again,
     values_and_recipe,
 )
 from shardwright.precision.float8_experts import CastRows, Float8Experts, cast_rows_as_before
@@ -66,14 +68,20 @@ def _is_aligned(matrices_eAB: Tensor) -> bool:
     return all(size * matrices_eAB.element_size() % _KERNEL_ALIGNMENT_BYTES == 0 for size in (a, b))
 
 
+def _matrices(weight: PlacedParameter, dtype: torch.dtype) -> Tensor:
+    """The matrices of frozen experts, [e, O, H]: views, or numbers made of rows in NF4."""
+    rows = weight.matrix(dtype)
+    return rows.view(len(weight), -1, rows.shape[-1])
+
+
 def _states(weight: PlacedParameter) -> Float8Experts:
     assert isinstance(weight.float8, Float8Experts), f"{weight.place.name} is of several experts"
     return weight.float8
 
 
 class _GroupedProduct(torch.autograd.Function):
-    """The product of `grouped_linear`. Moves nothing. Keeps x, or its recipe; the weight's gradient is added directly
-    to its sum."""
+    """The product of `grouped_linear`. Moves nothing. Keeps x, or its recipe, unless the weight is frozen; the weight's
+    gradient is added directly to its sum."""
 
     @staticmethod
     def forward(
@@ -87,6 +95,9 @@ class _GroupedProduct(torch.autograd.Function):
     ) -> Tensor:
         # Not a saved tensor: the weight may be released after the forward, and gathered again into other memory.
         ctx.weight, ctx.counts_e, ctx.deferred, ctx.kind = weight, counts_e, deferred, kind
+        if weight.place.is_frozen:
+            keep_recipe(ctx, recipe)
+            return grouped_product(x_NH, _matrices(weight, x_NH.dtype).transpose(1, 2), counts_e, kind)
         if weight.float8 is None:
             ctx.granularity = None
             keep_input(ctx, x_NH, recipe)
@@ -102,6 +113,10 @@ class _GroupedProduct(torch.autograd.Function):
         weight: PlacedParameter = ctx.weight
         counts_e: Tensor = ctx.counts_e
         kind: str = ctx.kind
+        if weight.place.is_frozen:
+            make_again(ctx)
+            dx_NH = grouped_product(dy_NO, _matrices(weight, dy_NO.dtype), counts_e, kind)
+            return dx_NH, None, None, None, None, None
         if ctx.granularity is not None:
             return _in_float8(ctx, dy_NO, weight, counts_e), None, None, None, None, None
         x_NH = kept_input(ctx)

@@ -32,8 +32,10 @@ from shardwright.parallel.tensor.product_input import (
     InputRecipe,
     ProductInput,
     keep_input_or_cast,
+    keep_recipe,
     kept_cast,
     kept_input,
+    make_again,
     own_part,
     values_and_recipe,
 )
@@ -250,7 +252,7 @@ class _ColumnProduct(torch.autograd.Function):
         x_SBH = all_gather(x_sBH, sharding.tp) if sharding.shards_sequence else x_sBH
         if weight.place.is_frozen:
             ctx.shape, ctx.recipe = x_sBH.shape, recipe
-            _keep_recipe(ctx, recipe)
+            keep_recipe(ctx, recipe)
             return product(x_SBH, weight)[0]
         y_SBN, cast = product(x_SBH, weight)
         own_cast = cast
@@ -266,7 +268,7 @@ class _ColumnProduct(torch.autograd.Function):
         sharding: LayerSharding = ctx.sharding
         shape: torch.Size = ctx.shape
         if weight.place.is_frozen:
-            _make_again(ctx)
+            make_again(ctx)
             dx_SBH, _ = input_gradient_of(dy_SBN, weight)
             dx_sBH, reduced = start_sum(dx_SBH, shape, sharding)
             reduced.wait()
@@ -278,19 +280,6 @@ class _ColumnProduct(torch.autograd.Function):
         add_weight_gradient(weight, dy_SBN if dy_cast is None else dy_cast, operand, gathered, sharding=sharding)
         reduced.wait()
         return dx_sBH, None, None, None, None
-
-
-def _keep_recipe(ctx: Any, recipe: InputRecipe | None) -> None:
-    """Keep what a recomputed region before a frozen product needs; the product itself needs nothing."""
-    ctx.recipe = recipe
-    if recipe is not None:
-        ctx.save_for_backward(*recipe.keep())
-
-
-def _make_again(ctx: Any) -> None:
-    """Run the recomputed region before a frozen product again, if there is one: its backward comes next."""
-    if ctx.recipe is not None:
-        ctx.recipe.make(ctx.saved_tensors)
 
 
 def _input_again(ctx: Any, sharding: LayerSharding, dtype: torch.dtype) -> tuple["Operand", Pending | None]:
@@ -374,7 +363,7 @@ class _LocalProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.weight, ctx.sharding = weight, sharding
         if weight.place.is_frozen:
-            _keep_recipe(ctx, recipe)
+            keep_recipe(ctx, recipe)
             return product(x_SBH, weight)[0]
         y_SBN, cast = product(x_SBH, weight)
         keep_input_or_cast(ctx, x_SBH, recipe, cast, owns_input=owns_input)
@@ -385,7 +374,7 @@ class _LocalProduct(torch.autograd.Function):
         (dy_SBN,) = grads
         weight: PlacedParameter = ctx.weight
         if weight.place.is_frozen:
-            _make_again(ctx)
+            make_again(ctx)
             return input_gradient_of(dy_SBN, weight)[0], None, None, None, None
         x = kept_input(ctx) if ctx.granularity is None else kept_cast(ctx)
         dx_SBH, dy_cast = input_gradient_of(dy_SBN, weight)

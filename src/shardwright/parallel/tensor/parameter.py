@@ -175,8 +175,12 @@ def sharded(shape: tuple[int, ...], dim: int, axis: Axis, init: str, std: float 
 
 def expert_matrix(shape: tuple[int, ...], dim: int, ep: Axis, expert_tp: Axis, std: float) -> PlacedParameter:
     """One matrix of each of shape[0] experts. A rank of `ep` holds some of the experts, and a rank of `expert_tp` a
-    range of `dim` of each of their matrices."""
-    return _sharded_over(shape, {0: ep, dim: expert_tp}, "normal", std, is_expert=True)
+    range of `dim` of each of their matrices; or full matrices if `dim` is 0, and a part of the gradient."""
+    if dim:
+        return _sharded_over(shape, {0: ep, dim: expert_tp}, "normal", std, is_expert=True)
+    matrix = _sharded_over(shape, {0: ep}, "normal", std, is_expert=True)
+    matrix.place = replace(matrix.place, summed_over=(expert_tp.name,) if expert_tp.size > 1 else ())
+    return matrix
 
 
 def expert_bias(shape: tuple[int, ...], dim: int, ep: Axis, expert_tp: Axis) -> PlacedParameter:

@@ -55,6 +55,19 @@ def kept_input(ctx: Any) -> Tensor:
     return tensors[0] if recipe is None else recipe.make(tensors)
 
 
+def keep_recipe(ctx: Any, recipe: InputRecipe | None) -> None:
+    """Keep what a recomputed region before a frozen product needs; the product itself needs nothing."""
+    ctx.recipe = recipe
+    if recipe is not None:
+        ctx.save_for_backward(*recipe.keep())
+
+
+def make_again(ctx: Any) -> None:
+    """Run the recomputed region before a frozen product again, if there is one: its backward comes next."""
+    if ctx.recipe is not None:
+        ctx.recipe.make(ctx.saved_tensors)
+
+
 def keep_input_or_cast(
     ctx: Any, x: Tensor, recipe: InputRecipe | None, cast: Quantised | None, owns_input: bool
 ) -> None:

@@ -137,7 +137,10 @@ def _tensor_degrees(model: ModelSpec, num_devices: int) -> list[int]:
     if model.moe.experts:
         shared = math.gcd(shared, model.moe.shared_size(model.ffn_size) or shared)
     if model.adapter.row_format:  # parts of rows are whole blocks
-        shared = math.gcd(shared, model.heads * model.head_size // BLOCK, model.ffn_size // BLOCK)
+        widths = [model.heads * model.head_size]
+        widths += [model.ffn_size] if len(model.blocks_with_experts) < model.layers else []
+        widths += [model.moe.shared_size(model.ffn_size)] if model.moe.experts else []
+        shared = math.gcd(shared, *(width // BLOCK for width in widths))
     return [tp for tp in divisors(shared) if tp <= model.vocab]
 
 
@@ -154,6 +157,7 @@ def _context_allows(model: ModelSpec, method: str, tp: int, cp: int) -> bool:
 def _foldings(job: JobSpec, constraints: Constraints, replicas: int, tp: int) -> Iterator[tuple[int, int, bool]]:
     """Yield each (ep, expert_tp, sequence parallel) that a stage of `replicas` x `tp` ranks admits."""
     moe, ffn = job.model.moe, job.model.ffn_size
+    part = BLOCK if job.model.adapter.row_format else 1  # of the rows of a matrix
     for is_sequence in (False, True) if tp > 1 else (False,):
         if not constraints.allows("sequence_parallel", is_sequence):
             continue
@@ -162,7 +166,7 @@ def _foldings(job: JobSpec, constraints: Constraints, replicas: int, tp: int) ->
                 yield 1, tp, is_sequence
             continue
         for expert_tp in sorted({1, tp}):
-            if (expert_tp < tp and not is_sequence) or moe.ffn_size(ffn) % expert_tp:
+            if (expert_tp < tp and not is_sequence) or moe.ffn_size(ffn) // part % expert_tp:
                 continue
             if not _allows_expert_tp(constraints, expert_tp, tp):
                 continue

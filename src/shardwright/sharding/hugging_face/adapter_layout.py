@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.config.adapter import AdapterSpec, Target
+from shardwright.config.adapter import EXPERT_TARGETS, AdapterSpec, Target
 from shardwright.config.base import PlanError
 from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec
@@ -18,7 +18,7 @@ from shardwright.config.phrase import say
 from shardwright.sharding.adapter_shapes import down_shape, up_shape
 from shardwright.sharding.hugging_face.family_names import FamilyNames
 from shardwright.sharding.hugging_face.layout import Layout, names_of
-from shardwright.sharding.hugging_face.released_piece import ReleasedPiece, seen_as, whole
+from shardwright.sharding.hugging_face.released_piece import ReleasedPiece, whole
 
 _PREFIX = "base_model.model."
 
@@ -28,22 +28,30 @@ def adapter_layout(family: str, model: ModelSpec) -> Layout:
     targets side by side in one matrix, because such a matrix has one adapter there."""
     _refuse_fused(family, model)
     names, spec = names_of(family, model), model.adapter
-    modules = module_names(names)
     layout: Layout = {}
     for layer in range(model.layers):
         prefix = _PREFIX + names.layer.format(n=layer)
-        for part, matrix in _matrices(model):
-            pieces = _Pieces(spec, matrix, prefix, modules, _interleaved(names, model))
-            name = f"layers.{layer}.{part}.{matrix.name}.adapter"
+        for part, matrix in _matrices(model, layer):
+            pieces = _Pieces(spec, matrix, prefix, module_names(names, part), _interleaved(names, model))
+            name = f"layers.{layer}.{_place(part, matrix)}"
             if targets := spec.targets_of(matrix):
                 layout[f"{name}.a"] = tuple(pieces.downs())
-                layout |= {f"{name}.b_{target}": (pieces.up(target),) for target in targets}
+                layout |= {f"{name}.b_{target}": tuple(pieces.ups(target)) for target in targets}
     return layout
+
+
+def _place(part: str, matrix: Matrix) -> str:
+    """The place of the adapters of a matrix within a layer."""
+    return f"{part}.adapter.{matrix.name}" if matrix.experts else f"{part}.{matrix.name}.adapter"
 
 
 def _refuse_fused(family: str, model: ModelSpec) -> None:
     """Raise PlanError if maps that are targets lie side by side in one matrix of the family."""
-    if fused := [target for target in model.adapter.targets if target in _fused(names_of(family, model), model)]:
+    names, fused = names_of(family, model), dict[str, None]()
+    for part, matrix in _every_matrix(model):
+        targets = model.adapter.targets_of(matrix)
+        fused |= dict.fromkeys(target for target in targets if target in _fused(names, model, part))
+    if fused:
         raise PlanError(
             say("adapters of a {family} model", family=family),
             [
@@ -58,12 +66,26 @@ def _refuse_fused(family: str, model: ModelSpec) -> None:
 
 def target_modules(family: str, model: ModelSpec) -> list[str]:
     """Names of the modules with an adapter, as in peft's target_modules: the ends of their full names that no other map
-    of a layer has."""
-    modules = module_names(names_of(family, model))
-    ends = [module.rpartition(".")[2] for module in modules.values()]
-    targets = [target for _, matrix in _matrices(model) for target in model.adapter.targets_of(matrix)]
-    last = {target: modules[target].rpartition(".")[2] for target in targets}
-    return [end if ends.count(end) == 1 else modules[target] for target, end in last.items()]
+    of the model has. Experts are named one by one where their number is in that end."""
+    names = names_of(family, model)
+    modules, targets = dict[tuple[str, str], str](), list[tuple[str, str]]()
+    for part, matrix in _every_matrix(model):
+        by_map = module_names(names, part)
+        modules |= {(part, name): by_map[name] for name in model.adapter.maps(matrix)}
+        targets += [(part, name) for name in model.adapter.targets_of(matrix)]
+    ends = dict.fromkeys(_end(modules, target, set(targets)) for target in targets)
+    experts = range(model.moe.experts)
+    return [name for end in ends for name in ([end.format(e=e) for e in experts] if "{e}" in end else [end])]
+
+
+def _end(modules: dict[tuple[str, str], str], target: tuple[str, str], targets: set[tuple[str, str]]) -> str:
+    """The shortest end of a module's name that no module without an adapter has."""
+    parts = modules[target].split(".")
+    others = [module.split(".") for key, module in modules.items() if key not in targets]
+    for count in range(1, len(parts) + 1):
+        if not any(other[-count:] == parts[-count:] for other in others):
+            return ".".join(parts[-count:])
+    return modules[target]
 
 
 def adapter_keys(family: str, model: ModelSpec) -> dict[str, Any]:
@@ -98,23 +120,33 @@ def adapter_keys(family: str, model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def module_names(names: FamilyNames) -> dict[Target, str]:
-    """The name of each map's module within a layer; maps that a family has in one matrix have its name, or none."""
+def module_names(names: FamilyNames, part: str = "mlp") -> dict[str, str]:
+    """The name of each map's module within a layer, those of an MLP in a part of it; maps that a family has in one
+    matrix have its name, or none."""
+    gate, up, down = names.gate, names.up, names.down
+    if part == "moe.shared":
+        gate, up, down = names.shared_gate_proj, names.shared_up, names.shared_down
     return {
         "query": names.q,
         "key": names.k,
         "value": names.v,
         "out": names.out,
-        "gate": names.gate,
-        "up": names.up,
-        "down": names.down,
+        "gate": gate,
+        "up": up,
+        "down": down,
+        "expert_gate": names.expert_gate,
+        "expert_up": names.expert_up,
+        "expert_down": names.expert_down,
     }
 
 
-def _fused(names: FamilyNames, model: ModelSpec) -> set[str]:
-    """The maps that a family has side by side in one matrix."""
+def _fused(names: FamilyNames, model: ModelSpec, part: str) -> set[str]:
+    """The maps that a family has side by side in one matrix of a part of a layer; of experts in one tensor all."""
+    if part == "moe.experts":
+        return set() if names.experts == "each" else set(EXPERT_TARGETS)
     fused = {"query", "key", "value"} if names.fused != "apart" else set()
-    return fused | ({"gate", "up"} if model.gated_mlp and not names.gate else set())
+    gate = names.shared_gate_proj if part == "moe.shared" else names.gate
+    return fused | ({"gate", "up"} if model.gated_mlp and not gate else set())
 
 
 def _interleaved(names: FamilyNames, model: ModelSpec) -> int:
@@ -122,11 +154,21 @@ def _interleaved(names: FamilyNames, model: ModelSpec) -> int:
     return model.rotary_width if names.interleaved and model.positions == "rotary" else 0
 
 
-def _matrices(model: ModelSpec) -> Iterator[tuple[str, Matrix]]:
-    """The matrices of a dense layer, with the part of the layer that has them."""
+def _matrices(model: ModelSpec, layer: int) -> Iterator[tuple[str, Matrix]]:
+    """The matrices of a layer that may have adapters, with the part of the layer that has them."""
     shape = shape_of(model)
     yield from (("attention", matrix) for matrix in shape.attention_matrices)
-    yield from (("mlp", matrix) for matrix in shape.mlp_matrices)
+    if shape.is_dense(layer):
+        yield from (("mlp", matrix) for matrix in shape.mlp_matrices)
+        return
+    yield from (("moe.experts", matrix) for matrix in shape.routed_matrices)
+    if shape.mixture.shared_ffn:
+        yield from (("moe.shared", matrix) for matrix in shape.shared_matrices)
+
+
+def _every_matrix(model: ModelSpec) -> list[tuple[str, Matrix]]:
+    """The matrices of all layers, each once."""
+    return list(dict.fromkeys(pair for layer in range(model.layers) for pair in _matrices(model, layer)))
 
 
 @dataclass(frozen=True)
@@ -136,31 +178,46 @@ class _Pieces:
     spec: AdapterSpec
     matrix: Matrix
     prefix: str
-    modules: dict[Target, str]
+    modules: dict[str, str]
     interleaved: int
 
     def downs(self) -> Iterator[ReleasedPiece]:
-        """lora_A of each map, which are a stack here."""
-        _, *shape = down_shape(self.spec, self.matrix)
-        for number, target in enumerate(self.spec.targets_of(self.matrix)):
-            region, view = ((number, number + 1), *whole(shape)), (1, *shape)
-            yield ReleasedPiece(self._name(target, "A"), tuple(shape), region, view, tuple(range(len(view))))
+        """lora_A of each map, and of each expert, which are a stack here."""
+        *_, rank, inner = down_shape(self.spec, self.matrix)
+        shape = rank, inner
+        for expert in self._experts:
+            for number, target in enumerate(self.spec.targets_of(self.matrix)):
+                region = (*_of_expert(expert), (number, number + 1), *whole(shape))
+                view = (*(1 for _ in expert), 1, *shape)
+                name = self._name(target, "A", expert)
+                yield ReleasedPiece(name, shape, region, view, tuple(range(len(view))))
 
-    def up(self, target: Target) -> ReleasedPiece:
-        """lora_B of a map: [G, Q, D, R] of queries."""
-        shape, name = up_shape(self.spec, self.matrix, target), self._name(target, "B")
-        num_outputs = math.prod(shape[:-1])
-        if not (self.interleaved and target in ("query", "key")):
-            return seen_as(name, (num_outputs, shape[-1]), shape)
-        return ReleasedPiece(
-            name,
-            (num_outputs, shape[-1]),
-            whole(shape),
-            shape,
-            tuple(range(len(shape))),
-            interleaved=self.interleaved,
-            pairs_dim=2,
-        )
+    def ups(self, target: Target) -> Iterator[ReleasedPiece]:
+        """lora_B of a map: [G, Q, D, R] of queries; of each expert, if each has one."""
+        for expert in self._experts:
+            shape = up_shape(self.spec, self.matrix, target)[len(expert) :]
+            name, num_outputs = self._name(target, "B", expert), math.prod(shape[:-1])
+            is_turned = self.interleaved and target in ("query", "key")
+            view = (*(1 for _ in expert), *shape)
+            yield ReleasedPiece(
+                name,
+                (num_outputs, shape[-1]),
+                (*_of_expert(expert), *whole(shape)),
+                view,
+                tuple(range(len(view))),
+                interleaved=self.interleaved if is_turned else 0,
+                pairs_dim=2 if is_turned else 0,
+            )
 
-    def _name(self, target: Target, factor: str) -> str:
-        return f"{self.prefix}.{self.modules[target]}.lora_{factor}.weight"
+    @property
+    def _experts(self) -> list[tuple[int, ...]]:
+        """The number of each expert that has a matrix, or none once."""
+        return [(expert,) for expert in range(self.matrix.experts)] or [()]
+
+    def _name(self, target: Target, factor: str, expert: tuple[int, ...]) -> str:
+        module = self.modules[target].format(e=expert[0]) if expert else self.modules[target]
+        return f"{self.prefix}.{module}.lora_{factor}.weight"
+
+
+def _of_expert(expert: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    return tuple((number, number + 1) for number in expert)

@@ -1,0 +1,74 @@
+"""Adapters and bases in 4 bits of models with experts: which of them experts have depends on the release of a library.
+
+In transformers up to 4 most experts are linear modules, which settings of all linear modules and loading in 4 bits
+find; in its version 5, as in gpt-oss from the start, all experts of a layer are one tensor, which they pass over.
+Modules that are named one by one are those of experts in either: peft takes their names for parts of that tensor.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config.adapter import EXPERT_TARGETS, TARGETS, Target
+from shardwright.config.job import JobSpec
+from shardwright.config.model_shape import shape_of
+from shardwright.config.phrase import say
+from shardwright.interchange.reading.settings import Settings
+
+_OF_EXPERTS: dict[Target, Target] = dict(zip(("gate", "up", "down"), EXPERT_TARGETS, strict=True))
+_TARGETS, _BASE = "model.adapter.targets", "model.adapter.base"
+
+
+def targets_with_experts(job: JobSpec, settings: Settings, asked: Mapping[str, Any]) -> list[Target]:
+    """The maps that have adapters in a model with experts, where settings name maps of MLPs one by one: those of its
+    experts, too. Empty where nothing changes."""
+    targets = job.model.adapter.targets
+    named = [_OF_EXPERTS[target] for target in targets if target in _OF_EXPERTS]
+    if not _has_experts(job) or settings.all_linear or _TARGETS in asked or not named:
+        return []
+    maps = _maps_of(job)
+    return [target for target in (*targets, *named) if target in maps]
+
+
+def _maps_of(job: JobSpec) -> set[Target]:
+    """The maps that some layer of a model has."""
+    shape = shape_of(job.model)
+    kinds = dict.fromkeys(shape.kind(layer) for layer in range(job.model.layers))
+    return {name for kind in kinds for matrix in shape.matrices(kind) for name in job.model.adapter.maps(matrix)}
+
+
+def adapter_faults(job: JobSpec, settings: Settings, asked: Mapping[str, Any]) -> list[str]:
+    """Faults of settings that mean different adapters, or a different base, under different releases; each with the
+    fields that settle it."""
+    if not _has_experts(job):
+        return []
+    faults = list[str]()
+    if settings.all_linear and _TARGETS not in asked:
+        maps = _maps_of(job)
+        beside = [target for target in TARGETS if target in maps]
+        inside = [target for target in EXPERT_TARGETS if target in maps]
+        faults.append(
+            say(
+                "{setting}: experts are linear modules in transformers 4, each with adapters then, and one tensor in "
+                "its version 5 and in gpt-oss, without; say which: --set {field}=[{beside}], or with experts --set "
+                "{field}=[{all}]",
+                setting=settings.all_linear,
+                field=_TARGETS,
+                beside=",".join(beside),
+                all=",".join([*beside, *inside]),
+            )
+        )
+    if settings.four_bits and _BASE not in asked:
+        faults.append(
+            say(
+                "{setting}: experts that are linear modules (transformers 4) are quantised, and those in one tensor "
+                "(its version 5, gpt-oss) stay in 16 bits; say which: --set {field}=nf4 for all, or --set "
+                "{field}=compute --set model.adapter.double_quantization=false for none",
+                setting=settings.four_bits,
+                field=_BASE,
+            )
+        )
+    return faults
+
+
+def _has_experts(job: JobSpec) -> bool:
+    return job.model.is_adapted and job.model.moe.experts > 0
