@@ -98,6 +98,16 @@ FACTS = (
         activation=ActivationTraffic(gated=(8.0, 24.0), plain=(2.0, 4.0)),
         rotary=RotaryTraffic(turned=(24.0, 38.0), copied=(4.0, 8.0), learned=(4.0, 8.0)),
     ),
+    # Aleph-Alpha/scaling at 737f855, where query, key and value are one product, gate and up are two: three sums of the
+    # residual stream's gradients a layer. Query, key and value are copied as above; what attention gives is brought
+    # into the order of heads, and back (core/nn/attention, flash_attention and forward), 8 each way, by element of a
+    # third.
+    ElementwiseKernels(
+        name="torch-rearranged",
+        place=14,
+        residual=(6.0, 9.0),
+        rotary=RotaryTraffic(turned=(26.7, 40.7), copied=(6.7, 10.7), learned=(6.7, 10.7)),
+    ),
     # Megatron-LM's loss over a vocabulary that tp ranks share, in single operators (VocabParallelCrossEntropy at
     # d98e8a6). Forward: to float32 6, maximum 4, difference 8, exponentials 8, sum 4, quotient 8. Backward: times the
     # gradient of the loss 8, to 16 bits 6.
