@@ -1,8 +1,11 @@
 """The predicted time of an update: of Muon, beside the work of the owners of matrices, and of its single kernels."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
@@ -95,3 +98,36 @@ def test_gradients_in_float32_are_neither_scaled_nor_cast() -> None:
     assert update_pass_bytes(passes.update_passes, 4, is_scaled=False) == 12
     assert gradient_pass_bytes(passes.gradient_passes, 4) == 12
     assert gradient_pass_bytes(("pack",), 4) == gradient_pass_bytes(("zero",), 4) == 4
+
+
+class Foreach(TorchDispatchMode):
+    """Counts the bytes that operators over lists of tensors read and write; one argument given twice is read once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if "_foreach" in func.name():
+            lists = [part for value in args if isinstance(value, (list, tuple)) for part in value]
+            read = {part.data_ptr(): part for part in lists if isinstance(part, torch.Tensor)}
+            written = args[0] if result is None else result
+            self.moved += sum(part.nbytes for part in (*read.values(), *written))
+        return result
+
+
+def test_adam_by_operators_moves_what_torchs_does() -> None:
+    """The second step of AdamW over two tensors of 4,096 elements; a single kernel reads and writes 28 bytes each."""
+    parameters = [torch.nn.Parameter(torch.ones(4096)) for _ in range(2)]
+    adam = torch.optim.AdamW(parameters, foreach=True)
+    for parameter in parameters:
+        parameter.grad = torch.ones(4096)
+    adam.step()
+    with Foreach() as counted:
+        adam.step()
+    per_step = 2 * 4  # of the tensors that count steps, which are on the host
+    moved = (counted.moved - 2 * per_step) / (2 * 4096)
+    assert moved == pytest.approx(28 + update_pass_bytes(("foreach",), 4, is_scaled=False), rel=0.01)
+    assert update_pass_bytes(software_of("transformers-2024").update_passes, 4, is_scaled=False) == 52 + 8
+    assert update_pass_bytes(software_of("transformers-2025").update_passes, 4, is_scaled=False) == 8

@@ -175,7 +175,7 @@ class SoftwareSpec(SoftwareMemorySpec):
     update_passes: tuple[UpdatePass, ...] = Field(
         (),
         description="Kernels of an update beside these, by element that a rank updates: a cast of gradients to "
-        "float32, the division by the loss scale, clipping, weights in 16 bits from their masters.",
+        "float32, the division by the loss scale, clipping, weights in 16 bits from their masters, Adam by operators.",
     )
     gradient_passes: tuple[GradientPass, ...] = Field(
         (),

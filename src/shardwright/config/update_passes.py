@@ -7,7 +7,7 @@ A kernel that does all at once reads a gradient in float32, moments and master w
 from collections.abc import Iterable
 from typing import Literal
 
-UpdatePass = Literal["cast", "unscale", "clip", "weights"]
+UpdatePass = Literal["cast", "unscale", "clip", "weights", "foreach"]
 GradientPass = Literal["zero", "average", "pack"]
 
 _FLOAT32, _HALF = 4, 2
@@ -20,12 +20,16 @@ def update_pass_bytes(passes: Iterable[UpdatePass], gradient_bytes: int, is_scal
     - `unscale` divides gradients by the loss scale, and looks for infinities; nothing is scaled in other numbers.
     - `clip` multiplies gradients by what their norm allows.
     - `weights` reads the updated master weights again, to write those in 16 bits.
+    - `foreach` is Adam by an operator after the other over all tensors (torch's _multi_tensor_adamw): decay 8, the
+      first moment 12, the second 8 and 12, its root 8, that over its bias 8, plus epsilon 8, and the step 16, where one
+      kernel moves 28.
     """
     moved = {
         "cast": _HALF + _FLOAT32 if gradient_bytes == _HALF else 0,
         "unscale": 2 * _FLOAT32 if is_scaled else 0,
         "clip": 2 * _FLOAT32,
         "weights": _FLOAT32,
+        "foreach": 8 + 12 + 8 + 12 + 8 + 8 + 8 + 16 - 28,
     }
     return sum(moved[name] for name in passes)
 
