@@ -247,10 +247,9 @@ class Costing:
 
     def _kernels_of_experts(self) -> tuple[Numbers, Numbers]:
         """Number of kernels that the experts of a layer launch, (forward, backward)."""
-        w, experts = self.software, self.run.shape.mixture
-        return _total(
-            (1, w.routing_kernels), (experts.topk, w.choice_kernels), (self._local_experts(), w.expert_kernels)
-        )
+        w, experts, num_local = self.software, self.run.shape.mixture, self._local_experts()
+        of_each = (num_local, w.expert_kernels), (num_local * self.is_narrow, w.float8_expert_kernels)
+        return _total((1, w.routing_kernels), (experts.topk, w.choice_kernels), *of_each)
 
     def _local_experts(self) -> Numbers:
         return np.maximum(1, self.run.shape.mixture.num // np.asarray(self.run.grid.ep))
