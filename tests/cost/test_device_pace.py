@@ -61,6 +61,22 @@ def test_each_expert_of_a_rank_is_launched_and_graphs_of_parts_leave_these_launc
     assert parts.piece("experts").total == pytest.approx((19 + 29 + 6 * 8) * 1e-3)
 
 
+def test_products_of_experts_in_fp8_have_casts_of_their_own_but_in_one_graph() -> None:
+    mixture = replace(SHAPE, experts=ExpertShape(64, 8, 512))
+    grid = PlanGrid(dp=8, ep=8, microbatch=1, global_batch=8)
+    wide = replace(RUN, shape=mixture, software="nemo", grid=grid, device="gb200-nvl72")
+    narrow = replace(wide, grid=replace(grid, precision="mxfp8"))
+
+    def gaps_of(run: Run) -> float:
+        costing = Costing.of(run, shipped())
+        gaps = replace(costing, rates=replace(costing.rates, gap_s=1.0, launch_s=0.0)).gaps("experts")
+        return float(gaps.forward + gaps.input_grad)
+
+    assert gaps_of(narrow) - gaps_of(wide) == pytest.approx(4 * 8)
+    in_graph = replace(narrow, software="nemo+graphs-step")
+    assert gaps_of(in_graph) == pytest.approx(20 + 35 + 19 + 29)
+
+
 def test_grace_launches_slower() -> None:
     rates = {
         name: rates_of(replace(RUN, device=name), shipped()).launch_s for name in ("h100-sxm", "gh200", "gb300-nvl72")

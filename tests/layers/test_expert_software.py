@@ -7,7 +7,7 @@ import pytest
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.section_shapes import ExpertShape
 from shardwright.config.software import software_of
-from shardwright.layers.chains import chains
+from shardwright.layers.chains import chains, kept_bytes, share_run_again
 from shardwright.layers.operators import Operator
 from shardwright.layers.query import PlanGrid
 
@@ -68,3 +68,15 @@ def test_biases_and_limits_of_experts_are_operators_unless_a_graph_has_the_whole
     graph = operators("nemo+graphs-step", limited)
     assert graph["combine"].forward_bytes == plain["combine"].forward_bytes
     assert graph["expert activation"].backward_bytes == plain["expert activation"].backward_bytes
+
+
+def test_recomputation_by_operator_keeps_no_grouped_product() -> None:
+    """torchtitan's list has mm and linear, not _grouped_mm."""
+    layer = operators("torchtitan-2026")
+    wide = operators("torchtitan-2026", replace(SHAPE, experts=replace(SHAPE.mixture, ffn=4096)))
+    kept, kept_of_wide = (kept_bytes(tuple(chain.values()), "matmul") for chain in (layer, wide))
+    assert kept == kept_of_wide > 0
+    again = {name: share_run_again(operator, "matmul") for name, operator in layer.items() if operator.products}
+    of_experts = {name for name in again if name.startswith("expert")}
+    assert {again[name] for name in of_experts} == {1.0}
+    assert {again[name] for name in set(again) - of_experts} == {0.5}

@@ -159,6 +159,9 @@ class SoftwareSpec(SoftwareMemorySpec):
     routing_kernels: Counts = Field((0.0, 0.0), description="Kernels more in a layer with experts.")
     choice_kernels: Counts = Field((0.0, 0.0), description="Kernels more for each choice of a token.")
     expert_kernels: Counts = Field((0.0, 0.0), description="Kernels more for each expert that a rank holds.")
+    float8_expert_kernels: Counts = Field(
+        (0.0, 0.0), description="Kernels more for each such expert where products are in fp8."
+    )
     adapter_kernels: Counts = Field((0.0, 0.0), description="Kernels more for each map of a layer with an adapter.")
     nf4_kernels: Counts = Field((1.0, 1.0), description="Kernels more for each matrix of a layer in NF4.")
     adds_apart: bool = Field(

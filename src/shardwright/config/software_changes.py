@@ -29,7 +29,8 @@ OVERLAPS = {
 # A graph of a whole step asks its host nothing, so experts are one fused operator, which adds their biases and limits
 # the inputs of their activation, too (Megatron-LM, TEGroupedMLP: _apply_bias is never in a graph;
 # use_transformer_engine_op_fuser of the recipes).
-_IN_ONE_GRAPH = {"graphs_step": True, "expert_bias": (0.0, 0.0), "expert_limits": (0.0, 0.0)}
+_OF_EXPERTS = ("expert_bias", "expert_limits", "expert_kernels", "float8_expert_kernels")
+_IN_ONE_GRAPH = {"graphs_step": True, **dict.fromkeys(_OF_EXPERTS, (0.0, 0.0))}
 # SequentialMLP of Megatron-LM (April 2024), with 2 bytes an element. Forward: results are zeros, into which each
 # expert's are copied. Backward, for each expert: a copy of all gradients of results, zeros for all gradients of inputs
 # and their sum with those of the experts before; beside it, copies of the slices.

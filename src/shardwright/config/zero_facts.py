@@ -43,7 +43,8 @@ class ZeroFactsSpec(Spec):
     whole_in_pipeline: bool = Field(
         False,
         description="In a pipeline a rank keeps the parameters that it gathered, and gradients as they travel, whole "
-        "until a step's last backward, beside its shards; if not, as without one.",
+        "until a step's last backward, beside its shards, and so copies of experts that it does not share; if not, as "
+        "without one.",
     )
     gathers_beside: bool = Field(
         False,

@@ -240,12 +240,13 @@ class Costing:
 
     def _kernels_of_experts(self) -> tuple[Numbers, Numbers]:
         """Number of kernels that the experts of a layer launch, (forward, backward)."""
-        w, shape = self.software, self.run.shape
+        w, shape, num_local = self.software, self.run.shape, self._local_experts()
         matrices, updated_share = shape.routed_matrices, updated_of_expert(shape) / len(shape.routed_matrices)
         return _total(
             (1, w.routing_kernels),
             (shape.mixture.topk, w.choice_kernels),
-            (self._local_experts() * updated_share, w.expert_kernels),
+            (num_local * updated_share, w.expert_kernels),
+            (num_local * self.is_narrow, w.float8_expert_kernels),
             *adapter_kernels(shape, w, matrices),
         )
 

@@ -69,7 +69,8 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
 
     Cut.recompute has the policies. full: only the layer's input, which its first norm keeps in 16 bits. stage: nothing,
     because the stage keeps its input. selective: all but the attention core's scores (Korthikanti et al. 2022, section
-    5). matmul: the results of attention and of every second product, and the input (torchtitan's "selective op").
+    5). matmul: the results of attention and of every second product, and the input (torchtitan's "selective op", whose
+    list has no grouped products, which are those of routed experts).
     kernel: those of attention, and the input (the same where products are no operators of torch, as in nvfp4). heads:
     query, key and value, too (MaxText's policies that name these).
     experts: all but norms' results and the half of a layer that has experts (Megatron-LM's modules layernorm and moe).
@@ -88,7 +89,8 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
         )
     if policy in ("matmul", "kernel", "heads"):
         enter = next((o for o in chain if o.name == "attention enter"), None)
-        product_elements = sum(p.batch * p.rows * p.columns for o in chain for p in o.products if p.weight)
+        single = (o for o in chain if not _is_grouped(o))
+        product_elements = sum(p.batch * p.rows * p.columns for o in single for p in o.products if p.weight)
         attention_bytes = sum(o.kept_result for o in chain if o.name == "attention")
         products = HALF * product_elements / 2 * (policy == "matmul")
         products = products + sum(o.kept for o in chain if o.name in _HEADS and policy == "heads")
@@ -113,6 +115,11 @@ _OF_EXPERTS = ("norm before experts", "router", "dispatch", "weigh", "combine")
 def _is_of_experts(operator: Operator) -> bool:
     """True for an operator of the half of a layer that has experts."""
     return operator.name in _OF_EXPERTS or operator.name.startswith(("expert", "shared"))
+
+
+def _is_grouped(operator: Operator) -> bool:
+    """True for products of routed experts."""
+    return operator.name.startswith("expert")
 
 
 def _input_bytes(chain: Chain, enter: Operator) -> Numbers:
@@ -170,5 +177,5 @@ def share_run_again(operator: Operator, policy: str) -> float:
         is_kept = policy == "heads" and operator.name in _HEADS
         return float(operator.scores is None and not is_kept)
     if policy == "matmul":
-        return 0.5 if operator.products else float(operator.scores is None)
+        return 0.5 if operator.products and not _is_grouped(operator) else float(operator.scores is None)
     return float(operator.recompute_unit in named_operators(policy))

@@ -264,7 +264,7 @@ def _state(
         if facts.gathers_beside:
             values = np.where((stage == 2) & (ranks > 1), grid.element_bytes + element * share, values)
         gradient = np.where(stage == 3, sharded_gradient, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
-        stays = keeps_whole(grid, software) & (ranks > 1)
+        stays = keeps_whole(grid, software) & (num_replicas(grid) > 1)  # fully_shard copies what one rank has alone
         if facts.whole_gradients or facts.whole_in_pipeline:
             adds_up = facts.whole_gradients & (stage >= 2) & (np.asarray(grid.num_microbatches) > 1)
             gradient = np.where(adds_up | stays, software.scattered_bytes, gradient)
