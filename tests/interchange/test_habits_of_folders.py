@@ -226,3 +226,13 @@ def test_the_end_of_a_path_that_begins_with_a_variable_counts(folder: str, is_fo
     else:
         with pytest.raises(PlanError, match=r"z3\.json is a file that is not read"):
             read_job_of(SOURCES["deepspeed"], (str(run),), asked)
+
+
+def test_a_yaml_of_options_behind_a_module_is_read_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/t.yaml").write_text("model: me/mine\nper_device_train_batch_size: 3\nmax_seq_length: 256\n")
+    run = tmp_path / "jobs/run.sh"
+    run.parent.mkdir()
+    run.write_text('PROGRAM="-m mine.train conf/t.yaml"\naccelerate launch --num_processes 2 $PROGRAM\n')
+    asked = Asked(overrides=("model.name=llama2-7b",))
+    assert read_job_of(SOURCES["accelerate"], (str(run),), asked).job.batch.global_batch_size == 6

@@ -341,6 +341,7 @@ def test_names_of_ms_swift_before_its_third_release_are_read() -> None:
         ("t.py", "hybrid_zero_optimizer = dict(overlap_sync_grad=True)", "InternEvo"),
         ("t.py", "optimizer = {'lr': 1e-4}", "no system is known"),
         ("t.yml", "base_emb_dim: 2048", "MaxText"),
+        ("m.yaml", "parallel: {fsdp_plan: {cpu_offload: false}}\ndata: {dataset_param: {}}\n", "MindSpeed-MM"),
     ],
 )
 def test_files_of_systems_that_are_not_read_are_refused_by_their_keys(name: str, text: str, words: str) -> None:

@@ -216,3 +216,34 @@ def test_the_switch_of_longlora_asks_for_the_adapters() -> None:
     line = f"torchrun --nproc_per_node 2 mine.py --low_rank_training {{}} {OPTIONS}"
     assert any("nothing says the rank" in fault for fault in faults(script(line.format("True")) | MODEL))
     assert not job_read(script(line.format("False")) | MODEL)[1].job.model.adapter.rank
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "is_told"),
+    [
+        ("--optimizer sgd", "sgd", False),
+        ("--optimizer 'name=sgd, lr=1e-4'", "sgd", False),
+        ("--optimizer_name adafactor", "adafactor", False),
+        ("--optimizer AdamW", "adamw", False),
+        ("--optimizer shampoo", "adamw", True),
+    ],
+)
+def test_optimizers_of_own_programs_count(option: str, name: str, is_told: bool) -> None:
+    result = job_read(script(f"torchrun --nproc_per_node 2 mine.py {option} {OPTIONS}") | MODEL)[1]
+    assert result.job.optimizer.name == name
+    assert any("AdamW with two moments" in note for note in result.lost) == is_told
+
+
+def test_a_module_that_installs_an_engine_trains_nothing() -> None:
+    line = "python -m pip install deepspeed"
+    assert job_read(script(f"torchrun --nproc_per_node 2 mine.py {OPTIONS}", line) | MODEL)[1].job.plan.world == 2
+    (fault,) = faults(script("pip install accelerate", line) | MODEL)
+    assert "no command in it trains a model" in fault
+
+
+@pytest.mark.parametrize("argument", ["options.yaml", '"$CONFIG"'])
+def test_a_program_that_torchrun_starts_with_a_yaml_of_options_is_read(argument: str) -> None:
+    options = "model_name_or_path: me/mine\nper_device_train_batch_size: 3\nmax_seq_length: 256\nbf16: true\n"
+    lines = ("CONFIG=${1:-options.yaml}", f"torchrun --nproc_per_node 2 steps/mine.py {argument}")
+    job = job_read(script(*lines, options_yaml=options) | MODEL)[1].job
+    assert (job.plan.world, job.batch.global_batch_size, job.model.sequence) == (2, 6, 256)

@@ -35,7 +35,7 @@ _ENGINES = (
     ),
     re.compile(rf"(?m)^[ \t]*(?:export[ \t]+)?CONFIG(?:_PATH)?=[\"']?{_FILE}"),
     re.compile(rf"\.py[\"']?\s[^#;&|]{{0,512}}?--config[=\s]\s*[\"']?{_FILE}"),
-    re.compile(rf"\.py[\"']?\s(?:\\\s)?\s*[\"']?{_FILE}"),  # the first argument of a program
+    re.compile(rf"(?:\.py|-m[ \t]+[\w.]{{1,200}})[\"']?\s(?:\\\s)?\s*[\"']?{_FILE}"),  # a program's first argument
 )
 _CD = re.compile(r"(?m)^[ \t]*(?:cd|pushd)[ \t]+[\"']?(?:\$\{?\w{1,64}\}?/)?([\w./-]{1,512})")
 CLIMBING = re.compile(r"^(?:\.{1,2}/){1,3}")

@@ -207,6 +207,7 @@ UNREAD_SYSTEMS = (
         commands=(_COMMAND + r"swift[ \t]+rlhf\b",),
     ),
     _system("XTuner", commands=(_COMMAND + r"xtuner[ \t]+train\b",), imports=(r"^[ \t]*from xtuner\b",)),
+    _system("MindSpeed-MM", ("parallel.fsdp_plan", "data.dataset_param")),
     _system("InternEvo", imports=(r"^hybrid_zero_optimizer[ \t]*=",)),
     _system(
         "PaddlePaddle",

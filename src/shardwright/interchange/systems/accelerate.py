@@ -45,7 +45,9 @@ SIGNS = (
         commands=(
             r"--per[-_]device[-_]train[-_]batch[-_]size\b",
             r"\bqlora\.py\b",
-            r"\btorchrun\b[^;&|]{0,600}?\.py[ \t]+[\w./-]{1,200}\.json[ \t]*$",
+            r"\btorchrun\b[^;&|]{0,600}?\.py[ \t]+[\w./-]{1,200}\.(?:json|ya?ml)[ \t]*$",
+            r"\btorchrun\b[^;&|]{0,600}?\.py[ \t]+[\"']?\$\{?(?i:\w{0,40}(?:config|yaml)(?:_?(?:file|path))?)\}?"
+            r"[\"']?[ \t]*$",
             rf"\bpython[\d.]*[ \t]+(?:[\w.-]{{0,100}}/){{0,12}}{TRAINER}[ \t]+[\w./-]{{1,200}}\.json[ \t]*$",
         ),
         weight=GENERAL,

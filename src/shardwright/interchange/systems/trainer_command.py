@@ -22,6 +22,7 @@ from shardwright.interchange.training_programs import program_fault
 _YAML = (".yaml", ".yml")
 _OF_OPTIONS = (".json", *_YAML)
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
+_OF_PYTHON = ("pip", "venv", "virtualenv", "ensurepip")  # modules that install, such as deepspeed
 # Names of programs that train by options in a JSON, which no launcher need start.
 TRAINER = r"(?:[a-z]{0,20}train|[a-z]{0,20}tune|sft|pt|cpt|clm|run_clm)(?:_\w{0,60})?\.py"
 _TRAINER = re.compile(rf"(?:^|/){TRAINER}$")
@@ -31,6 +32,8 @@ _OF_COMMAND = ("config", "launcher", "num-processes", "num-machines", "main-proc
 def is_training(words: list[str]) -> bool:
     """True if a command starts training with DeepSpeed, with Accelerate, or with options of TrainingArguments, which
     may stand in a file behind the program."""
+    if any(one == "-m" and two in _OF_PYTHON for one, two in pairwise(words)):
+        return False
     is_launched = any(word.rpartition("/")[2] in _LAUNCHERS for word in words)
     pairs = [(one, two) for one, two in pairwise(words) if one.endswith(".py") and two.endswith(_OF_OPTIONS)]
     if any(is_launched or (two.endswith(".json") and _TRAINER.search(one)) for one, two in pairs):

@@ -2,6 +2,7 @@
 model in config.json. Keys have the form of the command line: "--learning_rate"."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -300,9 +301,15 @@ def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
     settings["--lr_scheduler_type"] = name
 
 
+_OF_PROGRAMS = ("--optimizer", "--optimizer_name", "--optimizer_type")  # of people's own
+_NAMED = re.compile(r"(?:^|[\s,{])(?:name|type)\s?[=:]\s?['\"]?(\w+)")
+
+
 def _read_optimizer(settings: Settings, fields: Flat) -> None:
     own_type = settings.text("optimizer.type").lower()
     fields["optimizer.name"] = _optimizer(settings, "--optim", _OPTIMIZERS)
+    if own_name := next((name for name in _OF_PROGRAMS if settings.has(name)), ""):
+        fields["optimizer.name"] = _optimizer(settings, own_name, _OWN_OPTIMIZERS | _OPTIMIZERS)
     if own_type:
         fields["optimizer.name"] = _optimizer(settings, "optimizer.type", _OWN_OPTIMIZERS)
         if own_type == "adam" and settings.flag("optimizer.params.adam_w_mode", True) is False:
@@ -322,7 +329,8 @@ def _read_optimizer(settings: Settings, fields: Flat) -> None:
 def _optimizer(settings: Settings, name: str, words: Mapping[str, str]) -> str:
     """The optimizer of a word, or AdamW, which is nearest to most others and holds as much as any of them, or more."""
     word = settings.text(name, "adamw_torch").lower()
-    if word not in words and word != "adamw_torch" and "optimizer.name" not in settings.overrides:
+    word = named[1] if (named := _NAMED.search(word)) else word  # of one of several words: "name=sgd, lr=1e-4"
+    if word not in words and word not in ("adamw", "adamw_torch") and "optimizer.name" not in settings.overrides:
         settings.lost.append(counted_as_adamw(settings.setting_text(name)))
     settings.lost += [pages_stay(settings.setting_text(name))] if word.startswith("paged_") else []
     return words.get(word, "adamw")
