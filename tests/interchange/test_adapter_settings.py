@@ -97,6 +97,18 @@ def test_other_adapters_and_bases_in_other_types_are_refused_by_name(system: str
     assert any(words in fault for fault in caught.value.faults)
 
 
+def test_a_file_that_says_adapters_in_words_of_two_programs_is_read_by_those_of_its_own() -> None:
+    text = AXOLOTL + "adapter: lora\nuse_peft: true\nload_in_4bit: true\nbnb_4bit_quant_type: nf4\nlora_r: 8\n"
+    with pytest.raises(PlanError) as caught:
+        read("axolotl", text)
+    (fault,) = caught.value.faults
+    assert fault.startswith("load_in_4bit = True beside adapter = lora: releases differ in the type of 4 bits")
+    adapter = read("axolotl", text, overrides=("model.adapter.base=nf4",)).model.adapter
+    assert (adapter.base, adapter.rank, adapter.alpha) == ("nf4", 8, 16.0)
+    none = "model.adapter.base=compute", "model.adapter.double_quantization=false"
+    assert read("axolotl", text, overrides=none).model.adapter.base == "compute"
+
+
 def test_no_system_is_given_a_job_with_adapters() -> None:
     job = make_job({"model": {"adapter": {"rank": 4}}})
     for system in SYSTEMS.values():

@@ -40,6 +40,8 @@ LORA, QLORA = "adapter: lora\nlora_r: 8\nlora_alpha: 16\n", "adapter: qlora\nloa
 BY_NAME = "lora_target_modules: [q_proj, k_proj, v_proj, o_proj, {}]\n"
 NAMED = {
     "mixtral": (MIXTRAL, "w1, w2, w3", (*ATTENTION, *EXPERTS)),
+    "mixtral by names of others": (MIXTRAL, "gate_proj, up_proj, down_proj", ATTENTION),
+    "qwen by names of mixtral": (QWEN, "w1, w2, w3", ATTENTION),
     "mixtral down": (MIXTRAL, "w2", (*ATTENTION, "expert_down")),
     "qwen": (QWEN, "gate_proj, up_proj, down_proj", (*ATTENTION, "gate", "up", "down", *EXPERTS)),
     "dense": (SHAPE, "gate_proj, up_proj, down_proj", (*ATTENTION, "gate", "up", "down")),

@@ -229,6 +229,18 @@ def test_adapters_of_mindspeed_are_read_where_their_modules_are_maps_of_a_layer(
         assert any("adapters, frozen and quantised weights" in fault for fault in faults(script(f"{line} {further}")))
 
 
+def test_adapters_of_a_program_with_options_of_its_own_are_asked_for() -> None:
+    """Its many options say nothing against the file; a folder of the model may end with a slash."""
+    own = " ".join(f"--own_{number} {number}" for number in "abcde")
+    line = f"python own.py {OPTIONS} {own} --lora_r 32 --lora_alpha 64 --lora_dropout 0.05 --no-use_4bit"
+    (fault,) = [fault for fault in faults(script(line) | MODEL) if "lora_r" in fault]
+    assert "to have such adapters: --set model.adapter.rank=32" in fault
+    answer = job_read(script(line) | MODEL, "model.adapter.rank=32", "model.adapter.targets=[query]")[1]
+    assert answer.job.model.adapter.base == "compute" and not any("4bit" in name for name in answer.unknown)
+    line = f"torchrun --nproc_per_node 2 own.py {OPTIONS} --model_name_or_path Meta-Llama-3-8B-Instruct/"
+    assert job_read(script(line))[1].job.model.name == "llama3-8b"
+
+
 def test_ranks_of_adapters_by_a_plain_name_and_masked_tokens_are_faults() -> None:
     line = f"torchrun --nproc_per_node 2 own.py {OPTIONS}"
     (fault,) = faults(script(f"{line} --rank 128") | MODEL)

@@ -14,19 +14,32 @@ from shardwright.config.model_shape import shape_of
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.settings import Settings
 
+# The modules of an expert, in the order of EXPERT_TARGETS, in most families and in those of Mixtral's kind.
+_MODULES, _OF_MIXTRAL = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
+_LIKE_MIXTRAL = ("mixtral", "phimoe", "minimax_m2", "minimax")
 _OF_EXPERTS: dict[Target, Target] = dict(zip(("gate", "up", "down"), EXPERT_TARGETS, strict=True))
 _TARGETS, _BASE = "model.adapter.targets", "model.adapter.base"
 
 
 def targets_with_experts(job: JobSpec, settings: Settings, asked: Mapping[str, Any]) -> list[Target]:
     """The maps that have adapters in a model with experts, where settings name maps of MLPs one by one: those of its
-    experts, too. Empty where nothing changes."""
+    experts, too, if these have modules of such names. Empty where nothing changes. Names without a module are told."""
     targets = job.model.adapter.targets
-    named = [_OF_EXPERTS[target] for target in targets if target in _OF_EXPERTS]
-    if not _has_experts(job) or settings.all_linear or _TARGETS in asked or not named:
+    of_mlps = [target for target in targets if target in _OF_EXPERTS]
+    if not _has_experts(job) or settings.all_linear or _TARGETS in asked or not of_mlps:
         return []
+    names = _OF_MIXTRAL if settings.family in _LIKE_MIXTRAL else _MODULES
+    given = settings.adapted_modules
+    named = [target for target, name in zip(EXPERT_TARGETS, names, strict=True) if name in given]
+    if not given:
+        named = [_OF_EXPERTS[target] for target in of_mlps]
     maps = _maps_of(job)
-    return [target for target in (*targets, *named) if target in maps]
+    absent = [name for name in given if name in {*_MODULES, *_OF_MIXTRAL} - {*names}]
+    if absent:
+        settings.note(say("{modules}: this model has no modules of such names", modules=tuple(absent)))
+    own = dict(zip(_OF_EXPERTS, names, strict=True))
+    left_out = [target for target in of_mlps if absent and own[target] not in given]
+    return [target for target in (*targets, *named) if target in maps and target not in left_out]
 
 
 def _maps_of(job: JobSpec) -> set[Target]:

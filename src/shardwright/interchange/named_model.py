@@ -36,6 +36,7 @@ def read_named_model(keys: dict[str, Any] | None, names: tuple[str, ...], asked:
     name = next((name for name in names if isinstance(settings.given.get(name), str)), "")
     settings.ignore(name)
     if keys is not None:
+        settings.family = str(keys.get("model_type", ""))
         return _config_fields(keys, settings)
     if _QUANTISED.search(str(settings.given.get(name, ""))):
         settings.lost.append(
@@ -48,8 +49,9 @@ def read_named_model(keys: dict[str, Any] | None, names: tuple[str, ...], asked:
     if any(field in asked.fields for field in _OF_USER):
         return {}
     text = str(settings.given.get(name, ""))
-    entry = catalog.model_name(text)
+    entry = catalog.model_name(text.rstrip("/"))
     if entry in catalog.names("models"):
+        settings.family = entry.partition("-")[0]
         settings.note(
             say(
                 "the model is the catalog's {entry}, by {setting} (a config.json says more)",

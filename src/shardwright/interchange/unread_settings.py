@@ -18,7 +18,8 @@ def unread_faults(settings: Settings, systems: Sequence[str], left_out: Collecti
     the shape, the plan or the batch. `left_out` are settings that the user leaves out; each must be in the files."""
     topics = subjects(settings.given, *systems)
     unknown = [name for name in settings.unread() if name not in topics and not settings.is_named(name, left_out)]
-    if 2 * len(unknown) > len(settings.given):
+    of_files = [name for name in unknown if not trains_a_part(name)]  # those of adapters are of many programs
+    if 2 * len(of_files) > len(settings.given):
         return [
             say(
                 "{settings}: {count} of {all} settings are unknown; check that the file is of this system",

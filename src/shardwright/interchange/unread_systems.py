@@ -133,9 +133,10 @@ UNREAD_SYSTEMS = (
         imports=(_IMPORT + r"modalities\b",),
     ),
     _system(
-        say("NeMo 2 with its recipes (the YAML of NeMo 1 is)"),
+        say("NeMo 2 without the file of its recipe (with it, it is)"),
         commands=(r"(?<=\s)--factory[= ]", r"\bnemo[ \t]+llm[ \t]+(?:pretrain|finetune)\b"),
-        imports=(r"^[ \t]*from nemo\.collections(?:\.llm[\w.]*)?[ \t]+import\b",),
+        imports=(r"(?s)\A(?!.*\bnemo_run\b).*^[ \t]*from nemo\.collections(?:\.llm[\w.]*)?[ \t]+import\b",),
+        read_as="nemo-recipes",
     ),
     _system("Unsloth", imports=(_IMPORT + r"unsloth\b",)),
     _system(

@@ -117,16 +117,19 @@ class Reader:
         self.sources, self.environment, self.unexpanded, self.makers = sources, environment, unexpanded, makers or {}
         self.notes: list[str] = []
         self.depth = 0
+        self._called: list[tuple[str, str]] = []  # (file, name) of the functions that are being followed
         self.expressions = Expressions(self)
 
     def find(self, name: str, module: str = "") -> Source | None:
-        """The file that defines a function: one whose path fits `module`, else the first; None if no file does."""
+        """The file that defines a function: one whose path fits `module`, else the first in which it is not being
+        followed; None if no file does."""
         candidates = [source for source in self.sources if name in source.functions and name not in self.unexpanded]
         parts = [part for part in module.split(".") if part and part != "config_registry"]
         fitting = [
             source for source in candidates if parts and parts[-1] in (*PurePath(source.name).with_suffix("").parts,)
         ]
-        return next(iter([*fitting, *candidates]), None)
+        others = [source for source in candidates if not (parts and (source.name, name) in self._called)]
+        return next(iter([*fitting, *others]), None)
 
     def call(self, source: Source, name: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
         """The value that a function of a file returns. Raises ShellFault if calls are nested too deeply."""
@@ -138,8 +141,10 @@ class Reader:
                 )
             )
         self.depth += 1
+        self._called.append((source.name, name))
         scope = Scope(source, self._arguments(source, function, positional, keywords))
         returned = self._block(function.body, scope)
+        self._called.pop()
         self.depth -= 1
         return returned[0] if returned else None
 

@@ -36,6 +36,8 @@ class Settings(FaultGatheringReader):
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names that a row writes -> names that it read
     overrides: Mapping[str, str] = field(default_factory=dict)  # fields that --set gives beside the files
     automatic: frozenset[str] = frozenset()  # names whose value is "auto": another file has it
+    family: str = ""  # of the model, as its config.json or the catalog has it
+    adapted_modules: tuple[str, ...] = ()  # names of modules that settings give adapters
     all_linear: str = ""  # the setting that gives all linear modules adapters, if one does
     four_bits: str = ""  # the setting that loads linear modules in 4 bits, if one does and none speaks of experts
 

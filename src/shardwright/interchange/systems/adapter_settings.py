@@ -69,7 +69,6 @@ _NF4_SWITCHES = (
 )  # of such programs alone: other bases of MindSpeed-LLM's
 _PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
 _PROGRAMS = (
-    _Program("use_peft", ("true", "1", "yes"), 16, 32.0, _PEFT_TARGETS),
     _Program("use_peft_lora", ("true", "1"), 64, 16.0, ("query", "key", "value", "gate", "up", "down")),
     _Program("peft_scheme", ("lora",), 0, 0.0, ("query", "key", "value")),  # NeMo's
     _Program("mindspeed_lora", ("true",), 16, 32.0, ()),  # of the flags of MindSpeed-LLM that name modules
@@ -82,6 +81,7 @@ _PROGRAMS = (
     _Program("adapter", ("lora", "qlora"), 8, 16.0, _PEFT_TARGETS, is_double=True, nf4_words=("qlora",)),
     _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_type", ("lora",), 8, 32.0, TARGETS),
+    _Program("use_peft", ("true", "1", "yes"), 16, 32.0, _PEFT_TARGETS),
     # Firefly, and programs made of it, load in NF4 with quantised scales (load_model in its train.py).
     _Program("trains_qlora", ("true",), 64, 16.0, TARGETS, is_double=True),  # of _QLORA_DEFAULTS alone
     _Program(
@@ -153,7 +153,9 @@ def with_adapters_by_name(program: str, options: dict[str, Any]) -> dict[str, An
     return {"--use_lora": True} | options if _NAMES.search(program) and not is_said else options
 
 
-_NEGATED = re.compile(rf"--no_((?:{'|'.join((*_PLAIN_SWITCHES, *_NF4_SWITCHES, 'use_peft', 'load_in_4bit'))}))")
+_NEGATED = re.compile(
+    rf"--no_((?:{'|'.join((*_PLAIN_SWITCHES, *_NF4_SWITCHES, 'use_peft', 'load_in_4bit', 'use_4bit'))}))"
+)
 
 
 def without_negations(options: dict[str, Any]) -> dict[str, Any]:
@@ -170,6 +172,7 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
         program = _Program("", (), 0, 0.0, ())  # the user says that there are adapters
     if _switch(settings, spelled("bits")) in _NO_BITS:
         settings.ignore(spelled("bits"))
+    settings.ignore(*(spelled(name) for name, _ in _FOUR_BITS if _switch(settings, spelled(name)) in _WITHOUT))
     if program is None:
         _ignore_without_adapters(settings, spelled)
         if _NAMES.search(str(settings.given.get(spelled("output_dir"), ""))):
@@ -185,10 +188,13 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     is_in_nf4 = _switch(settings, spelled(program.switch)) in program.nf4_words
     if is_in_nf4 and not (is_in_4_bits or program.loads_by_word):
         return
-    # axolotl's releases differ in the type of 4 bits beside adapter: lora, so they stay unread there.
+    # axolotl's releases differ in the type of 4 bits beside adapter: lora.
     if is_in_nf4 or (is_in_4_bits and (program.loads_by_word or not program.nf4_words)):
         _read_nf4(settings, fields, program, spelled)
-    settings.text(spelled(program.switch))  # now it is read
+    elif is_in_4_bits:
+        _read_asked_base(settings, fields, program, spelled)
+    # Now they are read: files say it in the words of several programs.
+    settings.ignore(*(spelled(p.switch) for p in known if _switch(settings, spelled(p.switch)) in p.words))
     if program.loads_by_word:
         settings.ignore(*map(spelled, _PLAIN_SWITCHES))
     ranks = (spelled("lora_r"), spelled("lora_rank"), *([] if program.rank else [spelled("r")]))
@@ -239,6 +245,23 @@ def _read_nf4(settings: Settings, fields: Flat, program: _Program, spelled: Call
     fields |= {"model.adapter.base": "nf4", "model.adapter.double_quantization": is_double}
 
 
+def _read_asked_base(settings: Settings, fields: Flat, program: _Program, spelled: Callable[[str], str]) -> None:
+    """Read a base in 4 bits whose type releases differ in, if the user says it; else a fault asks for it."""
+    if "model.adapter.base" in settings.overrides:
+        _read_nf4(settings, fields, program, spelled)
+        return
+    names = [spelled(name) for name, words in _FOUR_BITS if _switch(settings, spelled(name)) in words]
+    settings.ignore(*names, *(spelled(n) for n, words in _NF4_SETTINGS if _switch(settings, spelled(n)) in words))
+    settings.faults.append(
+        say(
+            "{setting} beside {switch}: releases differ in the type of 4 bits; say --set model.adapter.base=nf4, or "
+            "--set model.adapter.base=compute --set model.adapter.double_quantization=false for 16 bits",
+            setting=settings.setting_text(names[0]),
+            switch=settings.setting_text(spelled(program.switch)),
+        )
+    )
+
+
 def _switch(settings: Settings, name: str) -> str:
     """The value of a setting, without noting that it is read."""
     return str(settings.given.get(name, "")).strip("'\"").lower()
@@ -252,6 +275,7 @@ def _targets(settings: Settings, program: _Program, spelled: Callable[[str], str
     words = [word for name in present for word in settings.words(name)]
     modules = [module for word in words for module in word.strip("[]'\"").split(",") if module]
     is_all |= any(module in _ALL for module in modules)
+    settings.adapted_modules = tuple(modules)
     if is_all or (not modules and program.targets == TARGETS):
         settings.all_linear = settings.setting_text(next(iter([*present, linear] if is_all else []), switch))
     if not modules and is_all:
