@@ -125,7 +125,8 @@ FACTS = (
         norm=NormTraffic(rms=(4.0, 8.0), layer=(4.0, 8.0), heads=(4.0, 6.0)),
         # Backward: autograd adds the gradients of both that read the stream up.
         residual=(6.0, 6.0),
-        activation=ActivationTraffic(gated=(4.0, 6.0), plain=(2.0, 4.0)),
+        # Forward: gate and up 4. Backward: both and the gradient 6, gradients of both 4, without the element that left.
+        activation=ActivationTraffic(gated=(4.0, 8.0), plain=(2.0, 4.0)),
         rotary=RotaryTraffic(turned=(4.0, 4.0), copied=(4.0, 4.0), learned=(4.0, 4.0)),
         loss=(12.0, 8.0),
     ),
@@ -144,7 +145,7 @@ FACTS = (
         place=30,
         norm=NormTraffic(rms=(4.0, 8.0), layer=(4.0, 8.0), heads=(4.0, 8.0)),
         residual=(4.0, 4.0),
-        activation=ActivationTraffic(gated=(6.0, 10.0), plain=(2.0, 4.0)),
+        activation=ActivationTraffic(gated=(4.0, 8.0), plain=(2.0, 4.0)),
         rotary=RotaryTraffic(turned=(4.0, 4.0), copied=(4.0, 4.0), learned=(4.0, 4.0)),
         loss=(8.0, 4.0),
     ),
