@@ -235,7 +235,8 @@ def test_adapters_of_a_program_with_options_of_its_own_are_asked_for() -> None:
     line = f"python own.py {OPTIONS} {own} --lora_r 32 --lora_alpha 64 --lora_dropout 0.05 --no-use_4bit"
     (fault,) = [fault for fault in faults(script(line) | MODEL) if "lora_r" in fault]
     assert "to have such adapters: --set model.adapter.rank=32" in fault
-    answer = job_read(script(line) | MODEL, "model.adapter.rank=32", "model.adapter.targets=[query]")[1]
+    one = script(f"CUDA_VISIBLE_DEVICES=0 {line}") | MODEL
+    answer = job_read(one, "model.adapter.rank=32", "model.adapter.targets=[query]")[1]
     assert answer.job.model.adapter.base == "compute" and not any("4bit" in name for name in answer.unknown)
     line = f"torchrun --nproc_per_node 2 own.py {OPTIONS} --model_name_or_path Meta-Llama-3-8B-Instruct/"
     assert job_read(script(line))[1].job.model.name == "llama3-8b"

@@ -8,6 +8,7 @@ import pytest
 import shardwright as sw
 from shardwright.api.found_plans import FoundPlans
 from shardwright.cli import job_options
+from shardwright.config.adapter import AdapterSpec
 from shardwright.config.phrase import in_language
 from shardwright.config.software import software_of
 from shardwright.config.software_generations import usual_software
@@ -156,6 +157,8 @@ def test_software_that_lacks_a_plan_has_no_seconds_for_it_and_other_software_no_
     assert "megatron-core has none of these plans, for it lacks schedule dualpipe." in text and "lacks it" not in text
     other = first.job.cluster.model_copy(update={"software": "nemo"})
     assert software_beside([replace(first, job=first.job.model_copy(update={"cluster": other}))]) is None
+    adapted = first.job.model.model_copy(update={"adapter": AdapterSpec(rank=8)})
+    assert software_beside([replace(first, job=first.job.model_copy(update={"model": adapted}))]) is None
 
 
 def test_no_reason_is_a_neighbour_that_is_faster(plans: FoundPlans) -> None:

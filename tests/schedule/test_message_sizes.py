@@ -1,9 +1,12 @@
 """Bytes that a program moves, by arithmetic on the job."""
 
+from shardwright.config.load import make_job
 from shardwright.config.model_shape import shape_of
 from shardwright.schedule.job_program import job_program
-from shardwright.sharding.stage_parameters import num_parameters
+from shardwright.sharding.stage_parameters import num_parameters, num_trained_parameters
 from support.cases import small_job
+
+NF4 = {"rank": 4, "base": "nf4"}
 
 
 def test_one_stage_is_the_matrices_the_table_and_the_norms() -> None:
@@ -40,3 +43,16 @@ def test_what_nobody_sized_has_no_bytes() -> None:
 
     program = training_program("1f1b", 2, 2)
     assert {program.num_bytes(action) for row in program.ranks for action in row} == {None}
+
+
+def test_frozen_weights_are_gathered_and_not_reduced() -> None:
+    """Beside adapters, whose gradients alone travel; matrices in NF4 travel as their words."""
+    fields = small_job(pp=2, dp=2, zero=3, layers=2).model_dump()
+    fields["model"] |= {"hidden": 64, "ffn": 128, "adapter": {"rank": 4}}
+    plain, stored = (make_job(fields | {"model": fields["model"] | {"adapter": a}}) for a in ({"rank": 4}, NF4))
+    in_numbers, in_words = (job_program(job).sizes for job in (plain, stored))
+    assert in_numbers is not None and in_words is not None
+    assert sum(in_numbers.reduce) == sum(in_words.reduce) == 4 * num_trained_parameters(plain.model)
+    assert sum(in_numbers.gather) == 4 * num_parameters(plain.model)
+    matrices = sum(m.num_elements for m in shape_of(plain.model).matrices("dense")) * 2
+    assert sum(in_numbers.gather) - sum(in_words.gather) == 4 * matrices - matrices * 9 // 16  # 4.5 bits an element

@@ -56,7 +56,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "pp2": {"pp": 2},
     "zb-h1": {"pp": 2, "schedule": "zb-h1"},
     "zero3 x ep2, recomputed": {"dp": 4, "ep": 2, "zero": 3, "recompute": "full"},
-    "operators again": {"tp": 2, "recompute": "operators", "recompute_operators": ["up", "activation"]},
+    "operators again": {"tp": 2, "recompute": "selective", "recompute_operators": ["up", "activation"]},
 }
 
 

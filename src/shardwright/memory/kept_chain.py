@@ -10,7 +10,7 @@ from shardwright.config.adapter import AdapterSpec
 from shardwright.config.job import JobSpec
 from shardwright.layers.layer_operators import LayerOperator, RecomputeUnit, by_recompute_unit
 from shardwright.layers.layer_tensors import LabelledTensor, LayerTensor, MlpTensors
-from shardwright.memory.kept_tensors import IN_ADAPTERS, Share, TensorBytes, Tensors
+from shardwright.memory.kept_tensors import Share, TensorBytes, Tensors, input_of_ups
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def kept_chain(
             (operator,) = products
             matrix = operator.products[0].matrix
             is_target = bool(adapter.targets_of(matrix))
-            always, waits = ((IN_ADAPTERS[operator.name],), waits) if is_target else ((), {})
+            always, waits = ((input_of_ups(operator.name, matrix),), waits) if is_target else ((), {})
             # Others, such as routers, are listed without their input.
             part_keeps = part_keeps if is_target or not adapter.maps(matrix) else ()
         first, last = part_operators[0], part_operators[-1]

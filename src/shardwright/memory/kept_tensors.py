@@ -11,13 +11,13 @@ on arrays must be the same for all plans (`holds`). Nothing here needs numpy.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from shardwright.config.array_math import holds, most
 from shardwright.config.job import JobSpec
 from shardwright.config.matrix import Matrix
-from shardwright.config.model_shape import ModelShape, shape_of
+from shardwright.config.model_shape import shape_of
 from shardwright.layers.layer_tensors import (
     ATTENTION,
     BLOCK,
@@ -314,29 +314,14 @@ IN_ROUTING = InnerRouting()
 IN_ENDS = InnerEnds()
 
 
-def _of_adapters(name: str, matrix_of: Callable[[ModelShape], Matrix]) -> InnerTensor:
-    """The input of B of the adapters of a matrix, for all its maps (parallel/tensor/low_rank.py)."""
+@lru_cache(maxsize=256)
+def input_of_ups(name: str, matrix: Matrix) -> InnerTensor:
+    """The input of B of the adapters of the matrix of an operator, for all its maps (parallel/tensor/low_rank.py): for
+    all tokens, or for the rows of experts that have a matrix each."""
 
     def num_bytes(share: Share) -> Bytes:
         adapter = share.job.model.adapter
-        matrix = matrix_of(share.tensors.shape)
         rows = share.rows.arrived if matrix.experts else share.tensors.tokens
         return share.element * rows * adapter.rank * len(adapter.targets_of(matrix))
 
     return InnerTensor(f"input of B of the adapters of {name}", num_bytes)
-
-
-# By the product's operator (layers/layer_operators.py).
-IN_ADAPTERS = {
-    name: _of_adapters(name, matrix_of)
-    for name, matrix_of in (
-        ("qkv", lambda shape: shape.attention_matrices[0]),
-        ("out", lambda shape: shape.attention_matrices[-1]),
-        ("up", lambda shape: shape.mlp_matrices[0]),
-        ("down", lambda shape: shape.mlp_matrices[1]),
-        ("shared up", lambda shape: shape.shared_matrices[0]),
-        ("shared down", lambda shape: shape.shared_matrices[1]),
-        ("expert up", lambda shape: shape.routed_matrices[0]),
-        ("expert down", lambda shape: shape.routed_matrices[1]),
-    )
-}

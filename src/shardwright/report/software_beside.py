@@ -22,12 +22,12 @@ _UNPRICED = say("no price")  # the software has the plan, and the cost model can
 
 def software_beside(plans: Sequence[PricedPlan]) -> Part | None:
     """The steps of plans of this runtime under each usual software, simulated in full, a column a plan;
-    None for plans of another one.
+    None for plans of another one, and with adapters, which are described for this runtime alone.
 
     A software that lacks something that a plan has, or for which it has no price, has no number for it; one that lacks
     something of each plan has a sentence in place of a row.
     """
-    if not plans or not software_of(plans[0].job.cluster.software).is_own:
+    if not plans or not software_of(plans[0].job.cluster.software).is_own or plans[0].job.model.is_adapted:
         return None
     jobs = [plan.job for plan in plans]
     lacking = {name: [missing_features(software_of(name), job) for job in jobs] for name in usual_software()}

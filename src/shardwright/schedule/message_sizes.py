@@ -7,7 +7,10 @@ result of an all-gather, the message of a send. They are not the bytes that an a
 from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
+from shardwright.config.nf4_rows import WORD_BYTES
+from shardwright.config.precision import PrecisionSpec
 from shardwright.sharding.groups import num_replicas
+from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.stage_parameters import alike_stages, stage_parameters
 from shardwright.sharding.stage_placement import StagePlacement
 
@@ -58,14 +61,15 @@ def job_sizes(job: JobSpec, placement: StagePlacement, tp_index: int = 0) -> Siz
         last_places.remove(table)
     # A parameter of a single replica, such as an expert that no other rank has, is neither reduced nor gathered.
     shared = {is_expert: num_replicas(plan, is_expert) > 1 for is_expert in (False, True)}
-    elements_of = {
-        stage: sum(place.num_elements for place in places if shared[place.is_expert])
+    bytes_of = {
+        stage: [_collective_bytes(place, job.precision) for place in places if shared[place.is_expert]]
         for stage, places in places_by_stage.items()
     }
-    elements = [elements_of[stage] for stage in alike]
-    numbers = job.precision
-    return Sizes(
-        message=message_bytes(job),
-        reduce=tuple(numbers.gradient_bytes * count for count in elements),
-        gather=tuple(numbers.compute_bytes * count for count in elements),
-    )
+    reduced, gathered = ([sum(pair[which] for pair in bytes_of[stage]) for stage in alike] for which in (0, 1))
+    return Sizes(message=message_bytes(job), reduce=tuple(reduced), gather=tuple(gathered))
+
+
+def _collective_bytes(place: ParameterShard, numbers: PrecisionSpec) -> tuple[int, int]:
+    """Bytes of a parameter in (a reduction of gradients, which frozen ones lack; an all-gather of values)."""
+    values = WORD_BYTES * place.num_words if place.row_format else numbers.compute_bytes * place.num_elements
+    return (0 if place.is_frozen else numbers.gradient_bytes * place.num_elements), values
