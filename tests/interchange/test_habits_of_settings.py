@@ -247,3 +247,18 @@ def test_a_program_that_torchrun_starts_with_a_yaml_of_options_is_read(argument:
     lines = ("CONFIG=${1:-options.yaml}", f"torchrun --nproc_per_node 2 steps/mine.py {argument}")
     job = job_read(script(*lines, options_yaml=options) | MODEL)[1].job
     assert (job.plan.world, job.batch.global_batch_size, job.model.sequence) == (2, 6, 256)
+
+
+@pytest.mark.parametrize(("value", "is_asked"), [("lion", True), ("'name=sgd,lr=1'", True), ("adamw", False)])
+def test_an_optimizer_under_an_unknown_name_is_asked_about(value: str, is_asked: bool) -> None:
+    texts = script(f"torchrun --nproc_per_node 2 mine.py --opt_kind {value} {OPTIONS}") | MODEL
+    if is_asked:
+        assert any("--opt_kind" in fault and "could change the model" in fault for fault in faults(texts))
+    else:
+        assert job_read(texts)[1].job.optimizer.name == "adamw"
+
+
+def test_devices_are_asked_for_once() -> None:
+    lines = "accelerate launch --num_machines $NODES --num_processes $COUNT mine.py "
+    about = [fault for fault in faults(script(lines + OPTIONS) | MODEL) if "how many GPUs there are" in fault]
+    assert len(about) == 1 and "--set NODES=VALUE" in about[0]

@@ -36,6 +36,7 @@ class Settings(FaultGatheringReader):
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names that a row writes -> names that it read
     overrides: Mapping[str, str] = field(default_factory=dict)  # fields that --set gives beside the files
     automatic: frozenset[str] = frozenset()  # names whose value is "auto": another file has it
+    asks_ranks: bool = False  # a fault asks for the number of devices already
 
     def has(self, *names: str) -> bool:
         """True if one of the names is present, with a value other than null and false."""
