@@ -262,3 +262,18 @@ def test_devices_are_asked_for_once() -> None:
     lines = "accelerate launch --num_machines $NODES --num_processes $COUNT mine.py "
     about = [fault for fault in faults(script(lines + OPTIONS) | MODEL) if "how many GPUs there are" in fault]
     assert len(about) == 1 and "--set NODES=VALUE" in about[0]
+
+
+SWIFT_YAML = "model: me/mine\ntuner_type: lora\ndataset: d\nmax_length: 512\nlora_rank: 4\n"
+
+
+def test_a_yaml_of_swift_sft_is_read_with_its_options() -> None:
+    texts = {"s.yaml": SWIFT_YAML + "learning_rate: 3e-4\nper_device_train_batch_size: 2\n"} | MODEL
+    system, result = job_read(texts, devices=4)
+    job = result.job
+    assert (system, job.plan.world, job.plan.zero, job.plan.recompute) == ("ms-swift", 4, 0, "full")
+    assert (job.optimizer.learning_rate, job.batch.global_batch_size) == (3e-4, 16)
+    of_megatron = {"s.yaml": SWIFT_YAML + "lr: 3e-4\nmicro_batch_size: 2\nglobal_batch_size: 16\n"} | MODEL
+    assert job_read(of_megatron, devices=4)[1].job.plan.zero == 1
+    started = script("NPROC_PER_NODE=2 swift sft s.yaml") | texts
+    assert job_read(started)[1].job.plan.world == 2

@@ -23,11 +23,7 @@ from shardwright.interchange.systems.megatron_names import flags_of, is_said
 
 SIGNS = (
     FileSigns(
-        (
-            ("train_type", "dataset", "model"),
-            ("tuner_type", "dataset", "model"),
-            ("global_batch_size", "micro_batch_size", "lr", "model"),
-        ),
+        (("global_batch_size", "micro_batch_size", "lr", "model"),),
         commands=(r"\bmegatron\s+(sft|pt|rlhf)\b",),
     ),
     *swift_trainer.SWIFT.signs,
