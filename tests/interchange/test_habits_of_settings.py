@@ -277,3 +277,10 @@ def test_a_yaml_of_swift_sft_is_read_with_its_options() -> None:
     assert job_read(of_megatron, devices=4)[1].job.plan.zero == 1
     started = script("NPROC_PER_NODE=2 swift sft s.yaml") | texts
     assert job_read(started)[1].job.plan.world == 2
+
+
+def test_sizes_are_asked_for_beside_a_model_that_is_not_known() -> None:
+    line = "NPROC_PER_NODE=8 megatron sft --model $NAME --dataset d --tensor_model_parallel_size $TP --max_length $LONG"
+    needs, model = faults(script(line))
+    assert "tensor_model_parallel_size by TP" in needs and "max_length by LONG" in needs
+    assert "is not in the catalog" in model

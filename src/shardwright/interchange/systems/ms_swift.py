@@ -18,7 +18,7 @@ from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.system import SourceSystem
 from shardwright.interchange.systems import swift_trainer
 from shardwright.interchange.systems.adapter_settings import read_adapter
-from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
+from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result, without_model
 from shardwright.interchange.systems.megatron_names import flags_of, is_said
 
 SIGNS = (
@@ -79,8 +79,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.given, settings.spelled = dict(flags), spelled
     shape = shape_fields(read_named_model(model, _MODELS, asked, settings), asked)
     if "model.layers" not in shape:
-        settings.ignore(*flags)
-        return ReadResult({}, settings, "megatron-core")
+        return without_model(settings)
     launched = _launched(variables)
     fields = read_arguments(_with_defaults(flags, arguments, model), spelled, asked, launched, settings, shape)
     read_adapter(settings, fields, lambda name: name.replace("_", "-"))
