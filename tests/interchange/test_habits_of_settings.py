@@ -247,3 +247,40 @@ def test_a_program_that_torchrun_starts_with_a_yaml_of_options_is_read(argument:
     lines = ("CONFIG=${1:-options.yaml}", f"torchrun --nproc_per_node 2 steps/mine.py {argument}")
     job = job_read(script(*lines, options_yaml=options) | MODEL)[1].job
     assert (job.plan.world, job.batch.global_batch_size, job.model.sequence) == (2, 6, 256)
+
+
+@pytest.mark.parametrize(("value", "is_asked"), [("lion", True), ("'name=sgd,lr=1'", True), ("adamw", False)])
+def test_an_optimizer_under_an_unknown_name_is_asked_about(value: str, is_asked: bool) -> None:
+    texts = script(f"torchrun --nproc_per_node 2 mine.py --opt_kind {value} {OPTIONS}") | MODEL
+    if is_asked:
+        assert any("--opt_kind" in fault and "could change the model" in fault for fault in faults(texts))
+    else:
+        assert job_read(texts)[1].job.optimizer.name == "adamw"
+
+
+def test_devices_are_asked_for_once() -> None:
+    lines = "accelerate launch --num_machines $NODES --num_processes $COUNT mine.py "
+    about = [fault for fault in faults(script(lines + OPTIONS) | MODEL) if "how many GPUs there are" in fault]
+    assert len(about) == 1 and "--set NODES=VALUE" in about[0]
+
+
+SWIFT_YAML = "model: me/mine\ntuner_type: lora\ndataset: d\nmax_length: 512\nlora_rank: 4\n"
+
+
+def test_a_yaml_of_swift_sft_is_read_with_its_options() -> None:
+    texts = {"s.yaml": SWIFT_YAML + "learning_rate: 3e-4\nper_device_train_batch_size: 2\n"} | MODEL
+    system, result = job_read(texts, devices=4)
+    job = result.job
+    assert (system, job.plan.world, job.plan.zero, job.plan.recompute) == ("ms-swift", 4, 0, "full")
+    assert (job.optimizer.learning_rate, job.batch.global_batch_size) == (3e-4, 16)
+    of_megatron = {"s.yaml": SWIFT_YAML + "lr: 3e-4\nmicro_batch_size: 2\nglobal_batch_size: 16\n"} | MODEL
+    assert job_read(of_megatron, devices=4)[1].job.plan.zero == 1
+    started = script("NPROC_PER_NODE=2 swift sft s.yaml") | texts
+    assert job_read(started)[1].job.plan.world == 2
+
+
+def test_sizes_are_asked_for_beside_a_model_that_is_not_known() -> None:
+    line = "NPROC_PER_NODE=8 megatron sft --model $NAME --dataset d --tensor_model_parallel_size $TP --max_length $LONG"
+    needs, model = faults(script(line))
+    assert "tensor_model_parallel_size by TP" in needs and "max_length by LONG" in needs
+    assert "is not in the catalog" in model

@@ -97,6 +97,9 @@ _PARTS = (
     "prompt_tuning",
 )
 _LATENT_RANK = re.compile(r"(q|kv)[-_]lora[-_]rank")  # of latent attention, which has no adapters
+# An option of an optimizer, and optimizers with other moments than AdamW, which is counted where nothing says more.
+_OPTIMIZER = re.compile(r"\bopt(im|imizer)?\b")
+_OF_OTHER_MOMENTS = re.compile(r"\b(sgd|adafactor|lion|muon|sophia\w*|shampoo|soap|lamb|adagrad|rmsprop|signsgd)\b")
 _REMARK = re.compile(r"_{0,2}(comment|remark)s?(_|$)|_{1,2}(notes?|readme|doc)(_|$)|//|#")  # names of remarks
 _UNSAID = "?"  # a value that is not known
 _COPIES = ("data_parallel", "data-parallel", "ddp")  # values of a parallelism that a job without other words has
@@ -126,6 +129,8 @@ def could_matter(name: str, value: Any, *systems: str) -> bool:
         return False
     if keys := keys_of(text):
         return any(could_matter(f"{name}.{key}", _UNSAID, *systems) for key in keys)
+    if _OPTIMIZER.search(_words(name)) and _OF_OTHER_MOMENTS.search(text):
+        return True
     is_degree = _DEGREES.search(name) or re.search(r"parallel|degree|size$", name)
     if text in (*_NO_VALUES, *_COPIES) or (text == "1" and is_degree):
         return False

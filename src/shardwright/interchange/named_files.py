@@ -30,6 +30,7 @@ _ENGINES = (
     re.compile(rf"(?i)\b(?:fsdp|accelerate|config_file){_PATH}"),
     re.compile(
         r"\b(?:axolotl(?:\.cli\.|\s+)train|llamafactory-cli\s+train|llamafactory\.(?:launcher|cli\s+train)"
+        r"|swift\s+(?:sft|pt)(?:\s+--config)?"
         r"|src/train\.py|yaml[-_]cfg|config-file)[=\s]\s*"
         rf"[\"']?{_FILE}"
     ),

@@ -40,6 +40,7 @@ class Settings(FaultGatheringReader):
     adapted_modules: tuple[str, ...] = ()  # names of modules that settings give adapters
     all_linear: str = ""  # the setting that gives all linear modules adapters, if one does
     four_bits: str = ""  # the setting that loads linear modules in 4 bits, if one does and none speaks of experts
+    asks_ranks: bool = False  # a fault asks for the number of devices already
 
     def has(self, *names: str) -> bool:
         """True if one of the names is present, with a value other than null and false."""

@@ -187,7 +187,12 @@ def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_batch(settings: Settings, fields: Flat) -> None:
-    renamed = Settings(deepspeed_keys(settings.given), overrides=settings.overrides, automatic=settings.automatic)
+    renamed = Settings(
+        deepspeed_keys(settings.given),
+        overrides=settings.overrides,
+        automatic=settings.automatic,
+        asks_ranks=settings.asks_ranks,
+    )
     read_batch(renamed, fields)
     take_over(settings, renamed)
     accumulation = "gradient_accumulation_steps"

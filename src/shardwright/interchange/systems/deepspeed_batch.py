@@ -100,6 +100,8 @@ def _replicas(settings: Settings, ranks_per_replica: int, batch_size: int, share
             )
         )
         return dp
+    if not world and settings.asks_ranks:
+        return 1
     problem = say("nothing says how many GPUs there are")
     if world:
         problem = say(

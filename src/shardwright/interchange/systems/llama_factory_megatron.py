@@ -15,7 +15,7 @@ from shardwright.interchange.named_model import read_named_model, shape_fields
 from shardwright.interchange.reading.setting_notes import nearest_here
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.systems.adapter_settings import read_adapter
-from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
+from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result, without_model
 from shardwright.interchange.systems.megatron_names import flags_of
 from shardwright.interchange.training_programs import program_fault
 
@@ -88,8 +88,7 @@ def read_options(
     keys = dict(model) if model is not None else None
     shape = shape_fields(read_named_model(keys, (_MODEL,), asked, settings), asked)
     if "model.layers" not in shape:
-        settings.ignore(*settings.given)
-        return ReadResult({}, settings, "megatron-core")
+        return without_model(settings)
     fields = read_arguments(flags, spelled, asked, launched, settings, shape)
     _read_kind(settings, fields)
     settings.note(

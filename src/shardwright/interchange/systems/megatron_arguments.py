@@ -37,6 +37,21 @@ def read_arguments(
     return fields
 
 
+def without_model(settings: Settings) -> ReadResult:
+    """The result of a configuration whose model is not known, which asks for degrees and sizes, too, where variables
+    that nobody sets give them."""
+    for name in _COUNTS:
+        settings.count(name, 1)
+    settings.ignore(*settings.given)
+    return ReadResult({}, settings, "megatron-core")
+
+
+_COUNTS = (
+    *("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"),
+    *("expert-model-parallel-size", "micro-batch-size", "global-batch-size", "max-length", "seq-length", "train-iters"),
+)
+
+
 def read_result(fields: Flat, settings: Settings, asked: Asked, launched: tuple[int, int], system: str) -> ReadResult:
     """The result of reading a configuration of a system."""
     software = megatron.software_of_flags(settings, fields, asked.cluster.device)

@@ -18,16 +18,12 @@ from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.system import SourceSystem
 from shardwright.interchange.systems import swift_trainer
 from shardwright.interchange.systems.adapter_settings import read_adapter
-from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
+from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result, without_model
 from shardwright.interchange.systems.megatron_names import flags_of, is_said
 
 SIGNS = (
     FileSigns(
-        (
-            ("train_type", "dataset", "model"),
-            ("tuner_type", "dataset", "model"),
-            ("global_batch_size", "micro_batch_size", "lr", "model"),
-        ),
+        (("global_batch_size", "micro_batch_size", "lr", "model"),),
         commands=(r"\bmegatron\s+(sft|pt|rlhf)\b",),
     ),
     *swift_trainer.SWIFT.signs,
@@ -83,8 +79,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.given, settings.spelled = dict(flags), spelled
     shape = shape_fields(read_named_model(model, _MODELS, asked, settings), asked)
     if "model.layers" not in shape:
-        settings.ignore(*flags)
-        return ReadResult({}, settings, "megatron-core")
+        return without_model(settings)
     launched = _launched(variables)
     fields = read_arguments(_with_defaults(flags, arguments, model), spelled, asked, launched, settings, shape)
     read_adapter(settings, fields, lambda name: name.replace("_", "-"))

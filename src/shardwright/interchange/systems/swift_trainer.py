@@ -17,7 +17,8 @@ from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.launched_ranks import visible_devices
 from shardwright.interchange.launcher import Launched
-from shardwright.interchange.reading.file_signs import FileSigns
+from shardwright.interchange.reading.file_signs import FileSigns, is_configuration, names_in
+from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.systems.trainer_files import TrainerFile
 
@@ -36,6 +37,8 @@ _FSDP2 = {
     "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
 }
 _SHARDED = re.compile(r"--(?:deepspeed[ =]+\S*zero_?3|fsdp[ =])")
+# Options that `megatron sft` does not have, with which a configuration is of `swift sft`.
+_OF_TRAINER = ("learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
 _TYPES = ("train_type", "tuner_type", "sft_type")
 _LEAST_SEQUENCES = 16  # of a step, to which ms-swift accumulates
 _RATES = {"full": 1e-5}  # by what is trained; 1e-4 for the rest
@@ -139,15 +142,20 @@ SWIFT = TrainerFile(
     },
     _own_options,
     _refusals,
-    signs=(FileSigns(commands=(_COMMAND,)),),
+    signs=(
+        FileSigns(tuple((name, "dataset", "model") for name in ("train_type", "tuner_type")), commands=(_COMMAND,)),
+    ),
     by_ranks=_accumulation,
     launched=_shared_devices,
 )
 
 
 def starts_trainer(texts: Mapping[str, str]) -> bool:
-    """True if the first file starts `swift sft` or `swift pt`."""
-    return any(sign.fit_script(text) for text in [*texts.values()][:1] for sign in SWIFT.signs)
+    """True if the first file starts `swift sft` or `swift pt`, or is a configuration with their options."""
+    first, text = next(iter(texts.items()))
+    if is_configuration(first):
+        return bool(names_in(read_data(first, text)) & {*_OF_TRAINER})
+    return any(sign.fit_script(text) for sign in SWIFT.signs)
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:

@@ -111,6 +111,7 @@ class FileParts:
             overrides=asked.fields,
             automatic=self.automatic,
             spelled=self.spelled,
+            asks_ranks=bool(missing),
         )
 
 
