@@ -122,7 +122,8 @@ FACTS = (
     ElementwiseKernels(
         name="fused",
         place=20,
-        norm=NormTraffic(rms=(4.0, 8.0), layer=(4.0, 8.0), heads=(4.0, 6.0)),
+        # Backward: input and gradient are read, a gradient is written.
+        norm=NormTraffic(rms=(4.0, 6.0), layer=(4.0, 6.0), heads=(4.0, 6.0)),
         # Backward: autograd adds the gradients of both that read the stream up.
         residual=(6.0, 6.0),
         # Forward: gate and up 4. Backward: both and the gradient 6, gradients of both 4, without the element that left.
@@ -130,10 +131,9 @@ FACTS = (
         rotary=RotaryTraffic(turned=(4.0, 4.0), copied=(4.0, 4.0), learned=(4.0, 4.0)),
         loss=(12.0, 8.0),
     ),
-    # apex's LayerNorm, which Megatron-LM had until August 2021 (csrc/layer_norm_cuda_kernel.cu). Forward: a row is read
-    # for its mean and deviation, and again to be written. Backward: one kernel reads input and gradient for gradients
-    # of weights, one reads them for its sums, and again to write.
-    ElementwiseKernels(name="apex", place=22, norm=NormTraffic(rms=(6.0, 14.0), layer=(6.0, 14.0), heads=(6.0, 14.0))),
+    # apex's LayerNorm, which Megatron-LM had until August 2021 (csrc/layer_norm_cuda_kernel.cu): in the backward one
+    # kernel reads input and gradient for gradients of weights, another for that of the input.
+    ElementwiseKernels(name="apex", place=22, norm=NormTraffic(rms=(4.0, 10.0), layer=(4.0, 10.0), heads=(4.0, 10.0))),
     # A loss that makes its gradient in the forward: logits are read twice and written over once. Liger's, in one with
     # the head (ops/fused_linear_cross_entropy.py), and Transformer Engine's.
     ElementwiseKernels(name="gradient-in-forward", place=25, loss=(6.0, 0.0)),
@@ -143,7 +143,7 @@ FACTS = (
     ElementwiseKernels(
         name="compiled",
         place=30,
-        norm=NormTraffic(rms=(4.0, 8.0), layer=(4.0, 8.0), heads=(4.0, 8.0)),
+        norm=NormTraffic(rms=(4.0, 6.0), layer=(4.0, 6.0), heads=(4.0, 6.0)),
         residual=(4.0, 4.0),
         activation=ActivationTraffic(gated=(4.0, 8.0), plain=(2.0, 4.0)),
         rotary=RotaryTraffic(turned=(4.0, 4.0), copied=(4.0, 4.0), learned=(4.0, 4.0)),
