@@ -44,6 +44,14 @@ def test_single_operators_of_gathered_tokens_move_more_than_two_copies() -> None
     assert moved(gathered["combine"], copied["combine"]) == (23 - 4, 20 - 4)
 
 
+@pytest.mark.parametrize("software", ["torchtitan", "torchtitan-2026"])
+def test_rows_of_torchtitan_pass_through_single_operators(software: str) -> None:
+    titan, copied = operators(software), operators("megatron-core+all-to-all")
+    assert moved(titan["dispatch"], copied["dispatch"]) == (12 - 4, 14 - 4)
+    assert moved(titan["combine"], copied["combine"]) == (20 - 4, 28 - 4)
+    assert titan["combine"].kept == 4 * ELEMENTS  # in float32, for the gradients of scores
+
+
 def test_gathered_tokens_travel_whole_to_all_ranks_and_results_are_scattered() -> None:
     ranks = operators("megatron-core+all-gather", ep=4)
     (forward,), (backward,) = ranks["dispatch"].forward, ranks["dispatch"].backward

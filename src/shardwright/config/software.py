@@ -282,10 +282,10 @@ class SoftwareSpec(SoftwareMemorySpec):
     dispatch_bytes: Literal[1, 2] = Field(
         2, description="Bytes of an element on its way to experts, kept there as it came; what comes back has 2."
     )
-    returned_kept: Literal[0, 2] = Field(
+    returned_kept: Literal[0, 2, 4] = Field(
         2,
-        description="Bytes kept by element of what comes back from experts: 2 where it meets the weights of choices, "
-        "whose gradients need it, 0 where experts apply the weights inside.",
+        description="Bytes kept by element of what comes back from experts: 2, or 4 of float32, where it meets the "
+        "weights of choices, whose gradients need it, 0 where experts apply the weights inside.",
     )
     key_gradient_bytes: Literal[0, 2, 4] = Field(
         0,
