@@ -222,7 +222,7 @@ def test_added_weight_gradients() -> None:
     """A product in 16 bits adds to a sum in float32 itself; what is added apart are gradients of norms."""
     kernels = layer(LLAMA)
     added = [k for k in kernels if k.function == "add_product"]
-    assert {k.operator for k in added} == {"addmm"} and not OWN.adds_apart
+    assert {k.operator for k in added} == {"addmm"} and OWN.adds == "product"
     apart = [k for k in kernels if k.function == "_add"]
     assert {k.operator for k in apart} == {"add_"} and max(k.num_bytes for k in apart) < 16 * 256
 

@@ -164,10 +164,10 @@ class SoftwareSpec(SoftwareMemorySpec):
     )
     adapter_kernels: Counts = Field((0.0, 0.0), description="Kernels more for each map of a layer with an adapter.")
     nf4_kernels: Counts = Field((1.0, 1.0), description="Kernels more for each matrix of a layer in NF4.")
-    adds_apart: bool = Field(
-        False,
-        description="A weight's gradient is a tensor of its own, which is then added to what other microbatches made, "
-        "where that is in other numbers; if not, its product adds it.",
+    adds: Literal["product", "apart", "shards"] = Field(
+        "product",
+        description="How a weight's gradient is added to what other microbatches made: its product adds it; it is a "
+        "tensor of its own, which is added then; or shards of it are, after it was reduced.",
     )
     update: Number = Field(
         34.0,

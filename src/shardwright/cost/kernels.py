@@ -152,6 +152,5 @@ def _added_bytes(rates: Rates, software: SoftwareSpec) -> int:
     """Bytes moved for each element of a weight, beyond its product, to add its gradient to those of earlier
     microbatches."""
     gradient_bytes = software.gradient_bytes
-    if software.adds_apart and gradient_bytes != rates.element_bytes:
-        return rates.element_bytes + 2 * gradient_bytes  # the product's result is read, the sum read and written
-    return gradient_bytes
+    # Apart, the product's result is read, and the sum is read and written; shards are a part of all.
+    return {"product": gradient_bytes, "apart": rates.element_bytes + 2 * gradient_bytes, "shards": 0}[software.adds]
