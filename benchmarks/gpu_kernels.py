@@ -16,6 +16,7 @@ from gpu_jobs import job_of, operator_prices, rates
 from torch import Tensor
 from torch.nn import functional
 
+from shardwright.config.elementwise_kernels import loss_traffic
 from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.job import JobSpec
 from shardwright.config.software import software_of
@@ -252,7 +253,7 @@ def _loss(bench: Bench, job: JobSpec) -> Row:
     known, answer = rates(bench, job), None
     if known:
         shapes = ((tokens, m.hidden, m.vocab), (tokens, m.vocab, m.hidden), (m.vocab, tokens, m.hidden))
-        moved = sum(software_of("shardwright").loss_traffic) * tokens * m.vocab / known.memory
+        moved = sum(loss_traffic(software_of("shardwright").loss)) * tokens * m.vocab / known.memory
         answer = float(moved + sum(product_s(known, *shape, 1, rate=known.flops) for shape in shapes))
     done = _Done(6.0 * tokens * m.hidden * m.vocab, predicted_s=answer)
     return _measured(bench, {"forward and backward": (both, done)})

@@ -17,6 +17,7 @@ from typing import Any
 
 from answer import Answer, limits_of_all, refuse, write_answers
 
+from shardwright.config.elementwise_kernels import activation_traffic, loss_traffic, norm_traffic
 from shardwright.config.software import software_of
 from shardwright.layers.query import Run
 
@@ -27,7 +28,7 @@ ANY_DEVICE = "b200_bf16_ceperm.json"  # for memory, which depends on no device
 SCHEDULES = ("sequential", "1f1b", "interleaved-1f1b")
 RECOMPUTE = {"none": None, "selective": "sdp_only", "full": "full_block"}
 # Bytes by element in the forward pass from which on an operation is not one kernel.
-UNFUSED_NORM_BYTES, UNFUSED_ACTIVATION_BYTES, UNFUSED_LOSS_BYTES = 16, 10, 16
+UNFUSED_NORM_BYTES, UNFUSED_ACTIVATION_BYTES, UNFUSED_LOSS_BYTES = 16, 8, 16
 # Its authors' version of TransformerEngine for the B200 runs; the others have none that keeps gradients of weights.
 TRANSFORMER_ENGINE = {"megatron-core": "2.11.0"}
 SECONDS = {"ms": 1e-3, "s": 1.0}
@@ -80,9 +81,9 @@ def strategy_of(run: Run) -> dict[str, Any]:
         "enable_recompute": grid.recompute != "none", "recompute_granularity": RECOMPUTE[grid.recompute],
         "recompute_layer_num": 0 if grid.recompute == "none" else run.shape.layers,
         "use_flash_sdp": not writes_scores, "use_math_sdp": writes_scores,
-        "use_fused_norm": software.norm_traffic.rms[0] < UNFUSED_NORM_BYTES,
-        "use_fused_swiglu": software.activation_traffic.gated[0] < UNFUSED_ACTIVATION_BYTES,
-        "cross_entropy_loss_fusion": software.loss_traffic[0] < UNFUSED_LOSS_BYTES,
+        "use_fused_norm": norm_traffic(software.norm).rms[0] < UNFUSED_NORM_BYTES,
+        "use_fused_swiglu": activation_traffic(software.activation).gated[0] < UNFUSED_ACTIVATION_BYTES,
+        "cross_entropy_loss_fusion": loss_traffic(software.loss)[0] < UNFUSED_LOSS_BYTES,
         "grad_reduce_in_bf16": software.gradient_bytes == 2,
         "te_version": TRANSFORMER_ENGINE.get(run.software),
     }  # fmt: skip

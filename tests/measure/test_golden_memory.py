@@ -6,6 +6,7 @@ from statistics import median
 
 import pytest
 
+from shardwright.config.elementwise_kernels import loss_traffic
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
 from shardwright.measure.measured_runs.row_software import software_of_row
@@ -22,9 +23,9 @@ def test_a_row_says_its_dropout_and_what_computes_its_loss() -> None:
     fused = software_of(software_of_row({**ROW, "dropout": "0", "fused_loss": "1"}))
     assert (plain.attention, plain.dropout, plain.logit_peak) == ("softmax", True, 6.0)
     assert (fused.dropout, fused.logit_peak) == (False, 2.0)
-    assert sum(plain.loss_traffic) == 52.0
+    assert sum(loss_traffic(plain.loss)) == 52.0
     compiled = software_of(software_of_row({**ROW, "compiled_loss": "1"}))
-    assert (compiled.logit_peak, sum(compiled.loss_traffic)) == (10.0, 40.0)
+    assert (compiled.logit_peak, sum(loss_traffic(compiled.loss))) == (10.0, 40.0)
     parts = software_of(software_of_row({"software": "transformers@2026-08", "gpu": "H100", "loss_by_parts": "1"}))
     assert parts.logit_peak < software_of("transformers-2025").logit_peak / 50
 

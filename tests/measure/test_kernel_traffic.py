@@ -12,6 +12,13 @@ from functools import lru_cache, partial
 import pytest
 import torch
 
+from shardwright.config.elementwise_kernels import (
+    activation_traffic,
+    loss_traffic,
+    norm_traffic,
+    residual_traffic,
+    rotary_traffic,
+)
 from shardwright.config.load import load_job, make_job
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
@@ -39,6 +46,8 @@ from support.kernel_traffic import Kernel, KernelTraffic, layer_kernels, step_ke
 pytestmark = pytest.mark.long
 
 OWN = software_of("shardwright")
+NORM, RESIDUAL, LOSS = norm_traffic(OWN.norm), residual_traffic(OWN.residual), loss_traffic(OWN.loss)
+ACTIVATION, ROTARY = activation_traffic(OWN.activation), rotary_traffic(OWN.rotary)
 BASE = (
     "model.sequence=512", "model.vocab=1024", "model.hidden=256", "model.heads=8", "model.kv_heads=4", "model.ffn=640",
     "plan={dp=1, zero=1, microbatch_size=1}", 'precision.compute="bf16"', "cluster.software=shardwright",
@@ -87,33 +96,33 @@ def added(kernels: Counter[Kernel], operator: str) -> float:
 
 
 def test_norms() -> None:
-    assert by_element(LLAMA, 2 * STREAM, "model/norm.py") == pytest.approx(OWN.norm_traffic.rms, rel=0.03)
-    assert by_element(GPT, 2 * STREAM, "model/norm.py") == pytest.approx(OWN.norm_traffic.layer, rel=0.03)
+    assert by_element(LLAMA, 2 * STREAM, "model/norm.py") == pytest.approx(NORM.rms, rel=0.03)
+    assert by_element(GPT, 2 * STREAM, "model/norm.py") == pytest.approx(NORM.layer, rel=0.03)
     of_heads = 1.5 * STREAM  # 8 query heads and 4 keys of a model of 8 heads
     both = by_element(HEAD_NORMS, 1.0, "model/norm.py")
     plain = by_element(LLAMA, 1.0, "model/norm.py")
     forward, backward = (a - b for a, b in zip(both, plain, strict=True))
     backward += added(layer(HEAD_NORMS), "cat")  # of the gradients of queries, keys and values
-    assert [forward / of_heads, backward / of_heads] == pytest.approx(OWN.norm_traffic.heads, rel=0.03)
+    assert [forward / of_heads, backward / of_heads] == pytest.approx(NORM.heads, rel=0.03)
 
 
 def test_residual_stream() -> None:
     forward = moved(layer(LLAMA), False, "model/block.py")
-    assert [forward / (2 * STREAM), added(layer(LLAMA), "add") / (2 * STREAM)] == pytest.approx(OWN.residual_traffic)
+    assert [forward / (2 * STREAM), added(layer(LLAMA), "add") / (2 * STREAM)] == pytest.approx(RESIDUAL)
 
 
 def test_other_blocks() -> None:
     """Norms of both sides, scaled sums, and both halves at once, whose parts are added up first, and the gradients of
     what they take: with one norm where their products are made."""
-    assert by_element(AROUND, 4 * STREAM, "model/norm.py") == pytest.approx(OWN.norm_traffic.rms, rel=0.03)
-    assert moved(layer(AROUND), False, "model/block.py") == pytest.approx(2 * STREAM * OWN.residual_traffic[0])
+    assert by_element(AROUND, 4 * STREAM, "model/norm.py") == pytest.approx(NORM.rms, rel=0.03)
+    assert moved(layer(AROUND), False, "model/block.py") == pytest.approx(2 * STREAM * RESIDUAL[0])
     for fields in (ONE_NORM, TWO_NORMS):
         files = "model/block.py", "model/parallel_block.py"
-        assert moved(layer(fields), False, *files) == pytest.approx(2 * STREAM * OWN.residual_traffic[0])
-    assert added(layer(TWO_NORMS), "add") == pytest.approx(2 * STREAM * OWN.residual_traffic[1])
+        assert moved(layer(fields), False, *files) == pytest.approx(2 * STREAM * RESIDUAL[0])
+    assert added(layer(TWO_NORMS), "add") == pytest.approx(2 * STREAM * RESIDUAL[1])
     sums = moved(layer(ONE_NORM), True, "parallel/tensor/column_products.py")
-    assert sums == pytest.approx(STREAM * OWN.residual_traffic[1])
-    assert added(layer(ONE_NORM), "add") == pytest.approx(STREAM * OWN.residual_traffic[1])
+    assert sums == pytest.approx(STREAM * RESIDUAL[1])
+    assert added(layer(ONE_NORM), "add") == pytest.approx(STREAM * RESIDUAL[1])
 
 
 def test_changed_logits() -> None:
@@ -131,9 +140,9 @@ def test_activations() -> None:
     """The formula counts two bytes more, the element that leaves."""
     inner = 2.5 * STREAM
     fused = by_element(LLAMA, inner, "model/activation.py")
-    assert [number - 2 for number in fused] == pytest.approx(OWN.activation_traffic.gated, rel=0.03)
+    assert [number - 2 for number in fused] == pytest.approx(ACTIVATION.gated, rel=0.03)
     forward, backward = moved(layer(GPT), False, "model/activation.py"), added(layer(GPT), "gelu_backward")
-    assert [forward / inner - 2, backward / inner - 2] == pytest.approx(OWN.activation_traffic.plain, rel=0.03)
+    assert [forward / inner - 2, backward / inner - 2] == pytest.approx(ACTIVATION.plain, rel=0.03)
 
 
 def test_biases() -> None:
@@ -150,9 +159,7 @@ def test_rotary_positions(kv_heads: int) -> None:
     each of 32 heads' worth of queries and keys once, which is in no formula: 5 %."""
     kernels = layer((*LLAMA, "model.hidden=1024", "model.heads=32", f"model.kv_heads={kv_heads}"))
     turned, copied = 4 * STREAM * (1 + kv_heads / 32), 4 * STREAM * kv_heads / 32
-    for passes, of_turned, of_copied in zip(
-        (False, True), OWN.rotary_traffic.turned, OWN.rotary_traffic.copied, strict=True
-    ):
+    for passes, of_turned, of_copied in zip((False, True), ROTARY.turned, ROTARY.copied, strict=True):
         counted = moved(kernels, passes, "model/rotary.py")
         assert counted == pytest.approx(turned * of_turned + copied * of_copied, rel=0.05)
 
@@ -162,7 +169,7 @@ def test_head() -> None:
     whole, fewer = (step_kernels(*LLAMA, layers=1, num_microbatches=number) for number in (3, 2))
     files = "model/loss.py", "model/fused_softmax.py"
     counted = [(moved(whole, passes, *files) - moved(fewer, passes, *files)) / (512 * 1024) for passes in (False, True)]
-    assert counted == pytest.approx(OWN.loss_traffic, rel=0.03, abs=0.01)
+    assert counted == pytest.approx(LOSS, rel=0.03, abs=0.01)
 
 
 @pytest.mark.parametrize(("fields", "experts", "choices"), [(MOE, 8, 2), (WIDE_MOE, 16, 8)])
@@ -178,11 +185,11 @@ def test_experts(fields: tuple[str, ...], experts: int, choices: int) -> None:
         assert moved(kernels, passes, *carried) / rows == pytest.approx(of_rows, rel=0.08)
     inner = choices * 512 * 320
     weighed = by_element(fields, inner, "model/weighed_activation.py")
-    assert [number - 2 for number in weighed] == pytest.approx(OWN.activation_traffic.gated, rel=0.03)
+    assert [number - 2 for number in weighed] == pytest.approx(ACTIVATION.gated, rel=0.03)
     logits = 512 * experts
     assert moved(kernels, False, *kinds) / logits == pytest.approx(OWN.router[0] + OWN.choices[0] * choices, rel=0.1)
     casts = [moved(kernels, passes, "model/float32_linear.py") / STREAM for passes in (False, True)]
-    sums = added(kernels, "add") / STREAM - 2 * OWN.residual_traffic[1]  # of the gradients of router and experts
+    sums = added(kernels, "add") / STREAM - 2 * RESIDUAL[1]  # of the gradients of router and experts
     assert [casts[0], casts[1] + sums] == pytest.approx(OWN.router_input, rel=0.05)
 
 

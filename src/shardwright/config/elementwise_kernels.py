@@ -6,10 +6,11 @@ operator's tensor, with 2 bytes an element between products. It is counted from 
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from shardwright.config.registry import NameOf, Registry
 
+Facts = TypeVar("Facts")
 Traffic = tuple[float, float]  # bytes by element: in the forward, in the backward
 
 
@@ -35,11 +36,13 @@ class ActivationTraffic:
 @dataclass(frozen=True, kw_only=True)
 class RotaryTraffic:
     """Traffic before attention, by element of query, key and value: of elements that are turned, of those that are not
-    (values, and parts of latent attention's heads without position), and of all where positions are learned."""
+    (values, and parts of latent attention's heads without position), and of all where positions are learned; and of all
+    what is more where a microbatch has several sequences."""
 
     turned: Traffic
     copied: Traffic
     learned: Traffic
+    batched: Traffic = (0.0, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class ElementwiseKernels:
 
 
 FACTS = (
-    # Single operators of torch, as huggingface/transformers has them (models/llama/modeling_llama.py).
+    # Single operators of torch, as huggingface/transformers has them (modeling_llama).
     ElementwiseKernels(
         name="torch",
         place=10,
@@ -79,7 +82,7 @@ FACTS = (
         # Backward: times sin 4, half negated 2, slices of which each is written into zeros 8, their sum 6, times cos 4,
         # sum 6. Values are views.
         rotary=RotaryTraffic(turned=(20.0, 30.0), copied=(0.0, 0.0), learned=(0.0, 0.0)),
-        # loss/loss_utils.py, ForCausalLMLoss since 4.51: to float32 6, log_softmax 8; backward: of nll 4, of
+        # ForCausalLMLoss of loss_utils since 4.51: to float32 6, log_softmax 8; backward: of nll 4, of
         # log_softmax 12, to 16 bits 6.
         loss=(14.0, 22.0),
     ),
@@ -99,14 +102,14 @@ FACTS = (
         rotary=RotaryTraffic(turned=(24.0, 38.0), copied=(4.0, 8.0), learned=(4.0, 8.0)),
     ),
     # Aleph-Alpha/scaling at 737f855, where query, key and value are one product, gate and up are two: three sums of the
-    # residual stream's gradients a layer. Query, key and value are copied as above; what attention gives is brought
-    # into the order of heads, and back (core/nn/attention, flash_attention and forward), 8 each way, by element of a
-    # third.
+    # residual stream's gradients a layer, and gradients of three are put together. Sequences are the second dim: where
+    # there are several, query, key and value are copied, 4 each way, and what attention gives is brought into the order
+    # of heads, and back (core/nn/attention, flash_attention and forward), 8 each way, by element of a third.
     ElementwiseKernels(
         name="torch-rearranged",
         place=14,
         residual=(6.0, 9.0),
-        rotary=RotaryTraffic(turned=(26.7, 40.7), copied=(6.7, 10.7), learned=(6.7, 10.7)),
+        rotary=RotaryTraffic(turned=(20.0, 34.0), copied=(0.0, 4.0), learned=(0.0, 4.0), batched=(6.7, 6.7)),
     ),
     # Megatron-LM's loss over a vocabulary that tp ranks share, in single operators (VocabParallelCrossEntropy at
     # d98e8a6). Forward: to float32 6, maximum 4, difference 8, exponentials 8, sum 4, quotient 8. Backward: times the
@@ -135,7 +138,7 @@ FACTS = (
     # kernel reads input and gradient for gradients of weights, another for that of the input.
     ElementwiseKernels(name="apex", place=22, norm=NormTraffic(rms=(4.0, 10.0), layer=(4.0, 10.0), heads=(4.0, 10.0))),
     # A loss that makes its gradient in the forward: logits are read twice and written over once. Liger's, in one with
-    # the head (ops/fused_linear_cross_entropy.py), and Transformer Engine's.
+    # the head (fused_linear_cross_entropy), and Transformer Engine's.
     ElementwiseKernels(name="gradient-in-forward", place=25, loss=(6.0, 0.0)),
     # torch.compile: Inductor makes each chain of elementwise operators one kernel, also with those around it. The loss
     # with the head in one graph: logits in 16 bits are read for their maximum and their sum, and again for their
@@ -171,3 +174,34 @@ ResidualKernels = Annotated[str, NameOf(ELEMENTWISE_KERNELS, where=lambda kernel
 ActivationKernels = Annotated[str, NameOf(ELEMENTWISE_KERNELS, where=lambda kernels: kernels.activation is not None)]
 RotaryKernels = Annotated[str, NameOf(ELEMENTWISE_KERNELS, where=lambda kernels: kernels.rotary is not None)]
 LossKernels = Annotated[str, NameOf(ELEMENTWISE_KERNELS, where=lambda kernels: kernels.loss is not None)]
+
+
+def norm_traffic(kernels: str) -> NormTraffic:
+    """Traffic of norms with the kernels of a name, which has some."""
+    return _there(ELEMENTWISE_KERNELS[kernels].norm)
+
+
+def residual_traffic(kernels: str) -> Traffic:
+    """Traffic of a sum with the residual stream, by element of it."""
+    return _there(ELEMENTWISE_KERNELS[kernels].residual)
+
+
+def activation_traffic(kernels: str) -> ActivationTraffic:
+    """Traffic of the activation of an MLP."""
+    return _there(ELEMENTWISE_KERNELS[kernels].activation)
+
+
+def rotary_traffic(kernels: str) -> RotaryTraffic:
+    """Traffic that makes query, key and value ready for attention."""
+    return _there(ELEMENTWISE_KERNELS[kernels].rotary)
+
+
+def loss_traffic(kernels: str) -> Traffic:
+    """Traffic of the cross entropy, by logit."""
+    return _there(ELEMENTWISE_KERNELS[kernels].loss)
+
+
+def _there(facts: Facts | None) -> Facts:
+    """Facts that the kernels have: a field of software names no others."""
+    assert facts is not None
+    return facts

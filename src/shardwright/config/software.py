@@ -6,7 +6,7 @@ are counted from the reads and writes of the kernels, not fitted.
 """
 
 from functools import lru_cache
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,15 +15,11 @@ from shardwright.config.attention_kernels import ATTENTION_KERNELS, KernelName
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.context_facts import ContextMethod
 from shardwright.config.elementwise_kernels import (
-    ELEMENTWISE_KERNELS,
     ActivationKernels,
-    ActivationTraffic,
     LossKernels,
     NormKernels,
-    NormTraffic,
     ResidualKernels,
     RotaryKernels,
-    RotaryTraffic,
 )
 from shardwright.config.field_types import Month
 from shardwright.config.host_facts import HostFactsSpec
@@ -37,7 +33,6 @@ from shardwright.config.update_passes import GradientPass, UpdatePass
 from shardwright.config.usual_runs import UsualSpec
 from shardwright.config.zero_facts import ZeroFactsSpec
 
-T = TypeVar("T")
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Bytes = tuple[Number, Number]  # in the forward, in the backward
 Counts = tuple[Number, Number]  # of kernels, in the forward and in the backward
@@ -347,31 +342,6 @@ class SoftwareSpec(SoftwareMemorySpec):
         return self.zero.scattered_bytes or self.reduce_bytes
 
     @property
-    def norm_traffic(self) -> NormTraffic:
-        """Bytes that norms move, by element."""
-        return _there(ELEMENTWISE_KERNELS[self.norm].norm)
-
-    @property
-    def residual_traffic(self) -> Bytes:
-        """Bytes that a sum with the residual stream moves, by element of it."""
-        return _there(ELEMENTWISE_KERNELS[self.residual].residual)
-
-    @property
-    def activation_traffic(self) -> ActivationTraffic:
-        """Bytes that the activation of an MLP moves, by element that leaves it."""
-        return _there(ELEMENTWISE_KERNELS[self.activation].activation)
-
-    @property
-    def rotary_traffic(self) -> RotaryTraffic:
-        """Bytes moved to make query, key and value ready, by element of them."""
-        return _there(ELEMENTWISE_KERNELS[self.rotary].rotary)
-
-    @property
-    def loss_traffic(self) -> Bytes:
-        """Bytes that the cross entropy moves, by logit."""
-        return _there(ELEMENTWISE_KERNELS[self.loss].loss)
-
-    @property
     def softmax_bytes(self) -> Bytes:
         """Bytes by score of scale, mask, softmax and dropout."""
         if self.softmax is not None:
@@ -385,12 +355,6 @@ class SoftwareSpec(SoftwareMemorySpec):
         if self.moment_bytes == 4:
             return self.update
         return max(0.0, self.update - 8) if self.bf16_moments_update is None else self.bf16_moments_update
-
-
-def _there(facts: T | None) -> T:
-    """Facts that a field with a checked name has."""
-    assert facts is not None
-    return facts
 
 
 @lru_cache(maxsize=64)

@@ -10,6 +10,7 @@ import numpy as np
 
 from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.context_facts import CONTEXT_METHODS
+from shardwright.config.elementwise_kernels import norm_traffic, rotary_traffic
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.kept_inputs import input_bytes
 from shardwright.layers.layer_operators import LayerOperator
@@ -44,7 +45,7 @@ def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
     s, m, rows = c.shape, c.shape.low_ranks, c.sizes.latent_tokens
     products = tuple(MatrixProduct.of(c.tokens, product.matrix, c.grid.tp) for product in o.products)
     ranks = m.query_rank + m.key_rank
-    moved = rows * ((2 * ranks + m.rotary) * (c.software.norm_traffic.rms[0] + HALF))
+    moved = rows * ((2 * ranks + m.rotary) * (norm_traffic(c.software.norm).rms[0] + HALF))
     forward_bytes, backward_bytes = moved, 2 * moved
     if c.software.latent:
         forward_bytes, backward_bytes = (
@@ -81,7 +82,10 @@ def _kept_heads(c: Context, in_half: Numbers) -> Numbers:
 def rotate(c: Context, o: LayerOperator) -> Operator:
     """Rotary positions, and the copies that put heads into their order."""
     n, s, w = c.sizes[o.gives], c.shape, c.software
-    forward, backward = _turned(c, n)
+    batched = n * (np.asarray(c.grid.microbatch) > 1)
+    forward, backward = (
+        moved + batched * more for moved, more in zip(_turned(c, n), rotary_traffic(w.rotary).batched, strict=True)
+    )
     if s.clips:  # the forward reads and writes; the backward moves the gradient and the clipped values
         forward, backward = forward + 2 * HALF * n, backward + 3 * HALF * n
     return Operator(
@@ -101,7 +105,7 @@ def _turned(c: Context, n: Numbers) -> tuple[Numbers, Numbers]:
     Queries and keys are rotated; of latent attention the rotary part of queries. Latent attention also pads values to
     the width of keys, and cuts the results of attention again.
     """
-    s, traffic = c.shape, c.software.rotary_traffic
+    s, traffic = c.shape, rotary_traffic(c.software.rotary)
     if not s.is_turned(c.kind):
         return n * traffic.learned[0], n * traffic.learned[1]
     if s.latent:
@@ -109,7 +113,7 @@ def _turned(c: Context, n: Numbers) -> tuple[Numbers, Numbers]:
         padded = heads * (s.query_width + s.value_width) * (s.value_width < s.query_width)
     else:
         turned_share, padded = (s.heads + s.kv_heads) / (s.heads + 2 * s.kv_heads), 0.0
-    norms = c.software.norm_traffic.heads if s.head_norms else (0.0, 0.0)
+    norms = norm_traffic(c.software.norm).heads if s.head_norms else (0.0, 0.0)
     forward, backward = (
         n * turned_share * (of_turned + of_norm) + (n * (1 - turned_share) + padded) * of_copied
         for of_turned, of_norm, of_copied in zip(traffic.turned, norms, traffic.copied, strict=True)

@@ -5,6 +5,7 @@ Letters and units are those of operators.py.
 
 from dataclasses import replace
 
+from shardwright.config.elementwise_kernels import loss_traffic
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.layer_operators import LayerOperator
 from shardwright.layers.layer_tensors import FLOAT32, HALF
@@ -78,7 +79,7 @@ def head(c: Context, o: LayerOperator) -> Operator:
     """The product with the vocabulary and the cross entropy over it, cut by vocabulary. Scaled or capped logits take
     one more pass that reads and writes them."""
     s, w = c.shape, c.software
-    n, changed, (forward, backward) = logits(c), 2 * FLOAT32 * s.changes_logits, w.loss_traffic
+    n, changed, (forward, backward) = logits(c), 2 * FLOAT32 * s.changes_logits, loss_traffic(w.loss)
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.grid.tp > 1)),)
     return Operator(
         o,

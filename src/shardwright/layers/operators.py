@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from shardwright.config.elementwise_kernels import activation_traffic, norm_traffic, residual_traffic
 from shardwright.config.matrix import Matrix
 from shardwright.config.measured_table import Kernel
 from shardwright.config.model_shape import ModelShape
@@ -264,7 +265,7 @@ class Context:
 def norm(c: Context, o: LayerOperator) -> Operator:
     """Layernorm or RMSNorm of the residual stream. In a parallel block the second norm takes what the first keeps."""
     n = c.sizes[o.takes]
-    traffic = c.software.norm_traffic
+    traffic = norm_traffic(c.software.norm)
     forward, backward = traffic.layer if c.shape.layer_norm else traffic.rms
     kept = n * norm_kept(c.shape, c.software)
     return Operator(
@@ -361,7 +362,7 @@ def fall(c: Context, o: LayerOperator) -> Operator:
 def join(c: Context, o: LayerOperator) -> Operator:
     """Bias, dropout and the sum with the residual stream. A parallel block first adds two parts up, and in the backward
     the gradients of the input of both halves. A scaled part has a scaled gradient, in a kernel of its own."""
-    n, w, (forward, backward) = c.sizes[o.gives], c.software, c.software.residual_traffic
+    n, w, (forward, backward) = c.sizes[o.gives], c.software, residual_traffic(c.software.residual)
     # Dropout writes a mask of a byte an element. In the backward it reads it, and the gradient of what it dropped is a
     # tensor of its own.
     forward, backward = forward + w.dropout, backward + (1 + 2 * HALF) * w.dropout
@@ -382,7 +383,8 @@ def join(c: Context, o: LayerOperator) -> Operator:
 def activate(c: Context, o: LayerOperator) -> Operator:
     """The activation of an MLP, and the product with its gate."""
     n, w = c.sizes[o.gives], c.software
-    forward, backward = w.activation_traffic.gated if c.shape.gated else w.activation_traffic.plain
+    traffic = activation_traffic(w.activation)
+    forward, backward = traffic.gated if c.shape.gated else traffic.plain
     return Operator(
         o,
         forward_bytes=n * (forward + HALF),
