@@ -84,8 +84,8 @@ def step_seconds(software: str, number: str) -> float:
 
 def test_an_update_of_many_kernels_takes_the_bytes_of_each() -> None:
     """Megatron-LM in fp16, by element. One kernel of Adam and a norm move 34 bytes. Beside them: a cast to float32 6,
-    the loss scale 8, weights in 16 bits 4, and no clipping, which it does above its limit alone; before them zeros 2 and
-    an average 4, or until August 2021 copies for one reduction and back 8 and an average 4."""
+    the loss scale 8, weights in 16 bits 4, and no clipping, which it does above its limit alone; before them zeros 2
+    and an average 4, or until August 2021 copies for one reduction and back 8 and an average 4."""
     fused = step_seconds("megatron-2023", "fp16")
     assert step_seconds("megatron-2021", "fp16") / fused == pytest.approx((34 + 18 + 12) / 34)
     for name in ("megatron-2021-08", "megatron-2022"):
