@@ -55,7 +55,7 @@ def test_each_expert_of_a_rank_is_launched_and_graphs_of_parts_leave_these_launc
     run = replace(RUN, shape=mixture, software="megatron-core", grid=PlanGrid(dp=8, ep=8, microbatch=1, global_batch=8))
     costing = Costing.of(run, shipped())
     slow = replace(costing, rates=replace(costing.rates, launch_s=1e-3))
-    assert slow.piece("experts").total == pytest.approx((22 + 40 + 19 + 29 + 6 * 8) * 1e-3)
+    assert slow.piece("experts").total == pytest.approx((22 + 40 + 17 + 24 + 6 * 8) * 1e-3)
     graphs = Costing.of(replace(run, software="megatron-core+graphs-parts"), shipped())
     parts = replace(graphs, rates=slow.rates)
     assert parts.piece("experts").total == pytest.approx((19 + 29 + 6 * 8) * 1e-3)

@@ -155,7 +155,7 @@ def test_fingers_zoom_a_timeline_and_a_tap_tells_a_block(page: Page) -> None:
         return str(canvas.evaluate("(node) => node.toDataURL()"))
 
     drawn = canvas.evaluate("(node) => node.toDataURL()")
-    touch("touchStart", 300)
+    touch("touchStart", 110)
     touch("touchEnd")
     assert "stage 0" in page.inner_text("#tip") and page.is_visible("#tip")
     marked = redrawn(drawn)
