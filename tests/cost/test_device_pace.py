@@ -58,7 +58,7 @@ def test_each_expert_of_a_rank_is_launched_and_graphs_of_parts_leave_these_launc
     assert slow.piece("experts").total == pytest.approx((22 + 40 + 17 + 24 + 6 * 8) * 1e-3)
     graphs = Costing.of(replace(run, software="megatron-core+graphs-parts"), shipped())
     parts = replace(graphs, rates=slow.rates)
-    assert parts.piece("experts").total == pytest.approx((19 + 29 + 6 * 8) * 1e-3)
+    assert parts.piece("experts").total == pytest.approx((17 + 24 + 6 * 8) * 1e-3)
 
 
 def test_products_of_experts_in_fp8_have_casts_of_their_own_but_in_one_graph() -> None:
