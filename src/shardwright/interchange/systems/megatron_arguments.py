@@ -1,6 +1,6 @@
 """Megatron-LM's arguments as other systems' configurations have them: with underscores, and true or false.
 
-Primus, FlagScale, ms-swift and Megatron-Bridge say them so; each of them has its own defaults and its own files.
+Primus, FlagScale, ms-swift, Megatron-Bridge and NeMo's recipes say them so; each has its own defaults and files.
 """
 
 import re
@@ -9,8 +9,10 @@ from typing import Any
 
 from shardwright.config.phrase import with_changed_texts
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.named_model import read_named_model, shape_fields
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.systems import megatron
+from shardwright.interchange.systems.megatron_names import flags_of
 from shardwright.interchange.systems.megatron_plan import WORLD
 
 
@@ -58,6 +60,27 @@ def read_result(fields: Flat, settings: Settings, asked: Asked, launched: tuple[
     nodes, devices_per_node = launched
     known = ("megatron", system)
     return ReadResult(fields, settings, software, 0 if asked.cluster.devices else nodes, devices_per_node, known)
+
+
+def read_recipe(
+    arguments: Mapping[str, Any],
+    model: dict[str, Any] | None,
+    asked: Asked,
+    launched: tuple[int, int],
+    settings: Settings,
+    system: str,
+) -> ReadResult:
+    """The job of a recipe in Python, of which `settings` have the model: `arguments` by their names in Megatron-LM, the
+    config.json of the model if there is one, nodes and devices of each (0, 0 if nothing says them). Nothing is read
+    before the model has a shape, which is asked for."""
+    shape = shape_fields(read_named_model(model, ("model",), asked, settings), asked)
+    flags, spelled = flags_of(arguments)
+    if "model.layers" not in shape:
+        settings.given = dict(flags)
+        settings.ignore(*flags)
+        return ReadResult({}, settings, "megatron-core")
+    fields = read_arguments(flags, spelled, asked, launched, settings, shape)
+    return read_result(fields, settings, asked, launched, system)
 
 
 def _with_names(text: str, spelled: Mapping[str, str]) -> str:

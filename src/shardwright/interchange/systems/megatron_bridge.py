@@ -16,7 +16,7 @@ from shardwright.config.phrase import say
 from shardwright.interchange.hydra_command import hydra_value
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.launcher import find_training_command
-from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
+from shardwright.interchange.named_model import is_model
 from shardwright.interchange.reading.file_signs import CONFIGURATIONS, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.python_source import Reader, Source, source_of_text
@@ -26,8 +26,7 @@ from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SourceSystem
-from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
-from shardwright.interchange.systems.megatron_names import flags_of
+from shardwright.interchange.systems.megatron_arguments import read_recipe
 
 SIGNS = (FileSigns(imports=(r"\bmegatron\.bridge\b",)),)
 CONFIG = "CONFIG"  # the variable that names the function
@@ -178,14 +177,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.notes += started.notes if started else ()
     hub_name = config.keywords["model"].callee.removeprefix(_HUB) if _is_hub(config.keywords["model"]) else None
     settings.given = {"model": hub_name} if hub_name else {}
-    shape = shape_fields(read_named_model(model, ("model",), asked, settings), asked)
-    flags, spelled = flags_of(arguments)
-    if "model.layers" not in shape:
-        settings.given = dict(flags)
-        settings.ignore(*flags)
-        return ReadResult({}, settings, "megatron-core")
-    fields = read_arguments(flags, spelled, asked, launched, settings, shape)
-    return read_result(fields, settings, asked, launched, "megatron-bridge")
+    return read_recipe(arguments, model, asked, launched, settings, "megatron-bridge")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from shardwright.config.phrase import say
 from shardwright.interchange.hydra_command import hydra_value
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.launcher import find_training_command
-from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
+from shardwright.interchange.named_model import is_model
 from shardwright.interchange.reading.file_signs import CONFIGURATIONS, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.python_expressions import Scope
@@ -28,8 +28,7 @@ from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SourceSystem
-from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
-from shardwright.interchange.systems.megatron_names import flags_of
+from shardwright.interchange.systems.megatron_arguments import read_recipe
 
 SIGNS = (FileSigns(imports=(r"^[ \t]*import nemo_run\b", r"^[ \t]*from nemo_run import\b")),)
 CONFIG = "CONFIG"  # the variable that names the function
@@ -109,14 +108,7 @@ def _result(config: ParsedCall, model: dict[str, Any] | None, asked: Asked, sett
     class_name = _class_of(_call(config, "model.config") or _call(config, "model"))
     entry = _of_catalog(class_name)
     settings.given = {"model": entry or class_name} if model is None else {}
-    shape = shape_fields(read_named_model(model, ("model",), asked, settings), asked)
-    flags, spelled = flags_of(arguments)
-    if "model.layers" not in shape:
-        settings.given = dict(flags)
-        settings.ignore(*flags)
-        return ReadResult({}, settings, "megatron-core")
-    fields = read_arguments(flags, spelled, asked, launched, settings, shape)
-    return read_result(fields, settings, asked, launched, "nemo")
+    return read_recipe(arguments, model, asked, launched, settings, "nemo")
 
 
 def _command(scripts: Mapping[str, str], asked: Asked) -> _Command:
