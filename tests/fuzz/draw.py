@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 from fuzz.draw_attention import draw_attention
-from shardwright.config.adapter import TARGETS
+from shardwright.config.adapter import EXPERT_TARGETS, TARGETS
 from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.gate_facts import GATES
 from shardwright.config.network_facts import NETWORKS
@@ -133,17 +133,18 @@ def _block(rng: random.Random, fields: Fields) -> None:
 
 
 def _adapter(rng: random.Random, fields: Fields) -> None:
-    """Adapters of some maps of dense layers; now and then beside what they are refused with."""
+    """Adapters of some maps of layers and of their experts; now and then beside what they are refused with."""
     model, plan = fields["model"], fields["plan"]
     is_refused = (
-        {"moe", "latent", "mtp_layers"} & model.keys()
+        {"latent", "mtp_layers"} & model.keys()
         or model.get("parallel_block", "none") != "none"
         or fields["precision"].get("float8", "none") != "none"
         or plan.get("compress", "none") != "none"
         or plan["schedule"].startswith("pipedream")
     )
     if rng.random() < (0.01 if is_refused else 0.3):
-        targets = rng.sample(TARGETS, rng.randint(1, len(TARGETS)))
+        maps = (*TARGETS, *EXPERT_TARGETS) if "moe" in model else TARGETS
+        targets = rng.sample(maps, rng.randint(1, len(maps)))
         adapter = {"rank": rng.choice([1, 3, 8]), "alpha": rng.choice([1.0, 8.0]), "targets": targets}
         model["adapter"] = adapter | _base(rng, model, plan["tp"])
 
@@ -154,6 +155,8 @@ def _base(rng: random.Random, model: Fields, tp: int) -> Fields:
         return {}
     block = 64 if rng.random() < 0.95 else 32  # which is refused
     model |= {"hidden": rng.choice([64, 128]), "head_dim": block, "ffn": 2 * block * tp}
+    if "moe" in model:
+        model["moe"] |= {"ffn": 2 * block * tp}
     return {"base": "nf4", "double_quantization": rng.random() < 0.5}
 
 
