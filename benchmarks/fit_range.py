@@ -175,7 +175,7 @@ def _predicted(runs: tuple[Run, ...], constants: tuple[tuple[str, float], ...]) 
         time = step_time(run, dict(constants))
         share = share_of_experts(run, sent_s=time.expert, computed_s=time.compute + time.again, total_s=time.total)
         each = np.ones(len(places))
-        columns = (time.total * each, share * each, time.host / time.total * each)
+        columns = (time.total * each, share * each, time.host_share * each)
         for place, numbers in zip(places, zip(*columns, strict=True), strict=True):
             results[place] = Price(*map(float, numbers))
     return results
@@ -239,7 +239,7 @@ def main() -> None:
     def seen(*views: View) -> list[Miss]:
         return [miss for miss in every if miss.view in views and miss.table in TABLES]
 
-    usual = [miss for miss in seen(OWN) if not miss.facts]
+    usual = [miss for miss in seen(OWN) if miss.facts.keys() <= {"host"}]  # of which every step has a little
     ratios, weights = [miss.log_ratio for miss in usual], [miss.weight for miss in usual]
     low, high = percentile(ratios, weights, OUTSIDE), percentile(ratios, weights, 1 - OUTSIDE)
     told_by = dict.fromkeys(FACTS, seen(OWN))

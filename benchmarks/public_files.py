@@ -74,7 +74,7 @@ _ASKED = re.compile(
         "is not in the catalog", "nothing says what the model", "nothing names the recipe",
         "which is none of the files",
         "name the files of what it calls", "it should be a number", "spreads experts",
-        "no file has options", "no command in it trains",
+        "no file has options", "no command in it trains", "say what it is: --set", "name its file",
     ))
 )  # fmt: skip
 _REASONS = re.compile(
@@ -84,7 +84,7 @@ _REASONS = re.compile(
         "follow no rule", "modules that train", "trains with", "are read for", "tasks that train", "not divide",
         "schedules of Primus", "none of is_llama", "this recipe of fp8", "linear_attention", "hybrid", "gated_delta",
         "mrope", "patch_dim", "hetero_", "doremi", "mamba", "rope_type", "its task", "the file is of this system",
-        "apollo", "badam", "galore", "lisa_", "pure_bf16",
+        "apollo", "badam", "galore", "lisa_", "pure_bf16", "freezes them",
     ))
 )  # fmt: skip
 

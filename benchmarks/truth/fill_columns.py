@@ -11,6 +11,7 @@ import csv
 import re
 from pathlib import Path
 
+from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.software import software_of
 from shardwright.config.software_generations import generation_of
 
@@ -286,6 +287,8 @@ def mentioned_attention(texts: str) -> str:
 
     The last mention counts, because a paper's title may name another kernel.
     """
+    if named := re.search(r"(?i)\battention kernel: (torch|fused)\b", texts):
+        return {"torch": "torch", "fused": "fused-softmax"}[named[1].lower()]
     mentions = list(_MENTION.finditer(texts))
     if not mentions:
         return ""
@@ -295,7 +298,7 @@ def mentioned_attention(texts: str) -> str:
 
 
 def attention(texts: str, software: str, date: str) -> str:
-    """The attention kernel that the texts name, if it is another than that of the software."""
+    """The attention kernel that the texts name, unless the software has a newer one, which texts may call the same."""
     if re.search(r"(?i)\bfp8 attention|fp8_dot_product_attention", texts):
         return "cudnn-fp8"  # no other trains in fp8 (Transformer Engine, get_attention_backend)
     kernel = mentioned_attention(texts)
@@ -303,8 +306,8 @@ def attention(texts: str, software: str, date: str) -> str:
     default = software_of(generation_of(framework, month) or generation_of("megatron-lm", month or date)).attention
     if kernel == "none":
         return "" if default in ("torch", "softmax") else "fused-softmax"
-    is_newer = default not in ("torch", "softmax", "flash1")  # texts call newer kernels FlashAttention, too
-    return "" if is_newer or kernel == default else kernel
+    is_newer = default not in ("torch", "softmax", "flash1")
+    return "" if is_newer and kernel_names().get(kernel) != default else kernel
 
 
 def main() -> None:

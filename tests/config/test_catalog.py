@@ -89,9 +89,9 @@ MEASURED = {
     "megatron-1t-3072": ("hfu", 163 / 312),
     "mt-nlg-530b-2240": ("total", 60.1),
     "bloom-176b-384": ("hfu", 156 / 312),
-    "llama3-405b-8k": ("mfu", 0.43),
-    "llama3-405b-16k": ("mfu", 0.41),
-    "llama3-405b-16k-long": ("mfu", 0.38),
+    "llama3-405b-8k": ("mfu", 430 / 989),
+    "llama3-405b-16k": ("mfu", 400 / 989),
+    "llama3-405b-16k-long": ("mfu", 380 / 989),
     "deepseek-v3": ("total", 180e3 * 3600 / 1e12 * 15360 * 4096 / 2048),
 }
 

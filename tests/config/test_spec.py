@@ -18,7 +18,7 @@ from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.config.divisors import all_divisors, divisors, nearest_divisors
 from shardwright.config.field_texts import job_fields
 from shardwright.config.job import JobSpec
-from shardwright.config.load import load_job, make_job
+from shardwright.config.load import load_job, make_job, read_job
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import PlanSpec, split_evenly
@@ -104,6 +104,13 @@ def test_what_a_job_sets_back_to_the_default_survives_too(tmp_path: Path) -> Non
     assert (job.model.kv_heads, job.cluster.network.kind, job.cluster.topology.levels) == (0, "unknown", [])
     write_toml(tmp_path / "job.toml", job)
     assert load_job(str(tmp_path / "job.toml")) == job
+
+
+def test_a_file_without_a_field_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    for text, overrides, told in (("", [], True), ("# nothing\n", [], True), ("", ["plan.tp=2"], False)):
+        file.write_text(text)
+        assert ("sets no field, so defaults hold" in read_job(str(file), overrides).filled_in) == told
 
 
 def test_a_job_is_called_after_its_file(tmp_path: Path) -> None:

@@ -40,6 +40,28 @@ def test_predictions_take_the_row_with_the_mark(ranks: int) -> None:
     assert marked[0].seconds == float(ring_s(collective.rates, collective.group, SIZE, 2))
 
 
+@pytest.mark.parametrize(
+    ("device", "ranks", "name"),
+    [
+        ("h100-sxm", 8, "switch"),
+        ("h100-sxm", 16, "switch, trees"),
+        ("h100-sxm", 4, "two trees"),
+        ("a100-sxm-80g", 8, "two trees"),
+        ("h100-pcie", 8, "two trees"),
+    ],
+)
+def test_a_sum_in_switches_is_called_so(device: str, ranks: int, name: str) -> None:
+    """Switches of NVLink from Hopper on sum, for five ranks of a node or more; those of PCIe do not."""
+    collective = priced("all-reduce", ranks, device=device)
+    names = {row.name for row in collective.rows} & {"two trees", "switch", "switch, trees"}
+    assert names == {name}
+    sent_bytes = row(collective, name).inside_bytes
+    inside = min(ranks, 8)
+    assert sent_bytes == (2 * SIZE * (inside - 1) / inside if name == "two trees" else SIZE)
+    for algorithm in collective.rows:  # none is faster than its own bytes
+        assert algorithm.seconds > algorithm.inside_bytes / collective.rates.link * (1 - 1e-9)
+
+
 def test_small_gathers_over_nodes_with_one_rank_each_take_aggregated_trees() -> None:
     def marked(num_bytes: int, **fields: int) -> list[str]:
         rows = one_collective(CollectiveQuestion("all-gather", num_bytes, 32, **fields)).priced.rows
@@ -60,7 +82,7 @@ def test_a_root_sends_through_one_port_and_a_hierarchy_through_all() -> None:
 
 def test_large_groups_have_the_rows_of_predictions() -> None:
     collective = priced("all-reduce", 0, cluster="llama3-h100-8192")
-    assert collective.num_ranks == 8192 and [row.name for row in collective.rows] == ["ring", "two trees"]
+    assert collective.num_ranks == 8192 and [row.name for row in collective.rows] == ["ring", "switch, trees"]
     assert collective.steps == [] and priced("scatter", 512).rows == []
 
 

@@ -73,6 +73,10 @@ def test_biases_and_limits_of_experts_are_operators_unless_a_graph_has_the_whole
     assert moved(limits["combine"], plain["combine"]) == (12, 16)
     of_activation = moved(limits["expert activation"], plain["expert activation"])
     assert of_activation == (16 * 2048 / 1024, 20 * 2048 / 1024)  # by element that leaves it
+    wide = operators("nemo+hybridep", limited)  # weights of choices in float32
+    assert moved(wide["combine"], operators("nemo+hybridep")["combine"]) == (28, 40)
+    graph = operators("nemo+hybridep+graphs-step", limited)
+    assert moved(graph["combine"], operators("nemo+hybridep")["combine"]) == (0, 0)
     graph = operators("nemo+graphs-step", limited)
     assert graph["combine"].forward_bytes == plain["combine"].forward_bytes
     assert graph["expert activation"].backward_bytes == plain["expert activation"].backward_bytes

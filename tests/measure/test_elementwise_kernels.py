@@ -13,6 +13,10 @@ from torch.nn.functional import cross_entropy, silu
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from shardwright.config.elementwise_kernels import ELEMENTWISE_KERNELS
+from shardwright.config.model_shape import ModelShape
+from shardwright.config.software import software_of
+from shardwright.layers.chains import chains
+from shardwright.layers.query import PlanGrid
 from support.kernel_traffic import KernelTraffic
 
 TOKENS, WIDTH, HEADS = 256, 512, 8
@@ -73,3 +77,58 @@ def test_loss() -> None:
     )
     assert [number - 4 for number in wide] == pytest.approx(TORCH.loss, rel=0.01)
     assert [number - 2 for number in narrow] == pytest.approx(HALF_LOSS.loss, rel=0.01)
+
+
+def test_scores_of_2019() -> None:
+    """Megatron-LM's GPT of September 2019: a quotient, a product with the mask of a sequence, a difference, a softmax
+    and dropout; the mask of a sequence counts for all of its heads."""
+    scores, mask = half(32, HEADS, TOKENS, TOKENS), torch.empty(1, 1, TOKENS, TOKENS, dtype=torch.half, device="meta")
+
+    def weights(scores: Tensor) -> Tensor:
+        masked = scores / 8.0 * mask - 10000.0 * (1.0 - mask)
+        return torch.native_dropout(masked.softmax(dim=-1), 0.1, train=True)[0]
+
+    counted = traffic_of(weights, scores.half().detach().requires_grad_(), elements=scores.numel())
+    assert counted == pytest.approx(software_of("megatron-2019").softmax_bytes, rel=0.01)
+
+
+def test_dropout_before_a_sum() -> None:
+    """Of single operators it reads 2 bytes, writes 2 and a mask; fused with the sum it writes the mask alone."""
+    counted = traffic_of(
+        lambda stream, x: stream + torch.native_dropout(x, 0.1, train=True)[0],
+        half(TOKENS, WIDTH),
+        half(TOKENS, WIDTH),
+        elements=TOKENS * WIDTH,
+    )
+    shape = ModelShape(4, WIDTH, HEADS, HEADS, WIDTH // HEADS, 4 * WIDTH, False, 51200, TOKENS)
+    single, fused = (
+        next(o for o in chains(shape, PlanGrid(), software_of(name))["dense"] if o.name == "mlp join")
+        for name in ("megatron-2019", "megatron-2021")
+    )
+    assert single.forward_bytes == counted[0] * TOKENS * WIDTH
+    assert fused.forward_bytes == (counted[0] - 4) * TOKENS * WIDTH
+    gradients = 6  # of both that read the stream are added up
+    assert single.backward_bytes == fused.backward_bytes == (counted[1] + gradients) * TOKENS * WIDTH
+
+
+def kernels_of_last_bias(num_experts: int) -> list[int]:
+    """Kernels, forward and backward, of a bias that is added expert by expert with the weights of choices."""
+    rows = half(num_experts * TOKENS, WIDTH)
+    weights, biases = half(len(rows), 1), [half(WIDTH) for _ in range(num_experts)]
+
+    def added(x: Tensor, of_choices: Tensor, *each: Tensor) -> Tensor:
+        parts = zip(x.split(TOKENS), each, of_choices.split(TOKENS), strict=True)
+        return torch.cat([part + bias * weight for part, bias, weight in parts])
+
+    with KernelTraffic() as forward:
+        result = added(rows, weights, *biases)
+    with KernelTraffic() as backward:
+        torch.autograd.grad(result, (rows, weights, *biases), torch.empty_like(result))
+    return [sum(passed.kernels.values()) for passed in (forward, backward)]
+
+
+def test_biases_of_experts() -> None:
+    """Beside the last bias, the first has a sum, and each of both is added to what other microbatches made."""
+    few, many = kernels_of_last_bias(4), kernels_of_last_bias(8)
+    forward, backward = ((more - less) / 4 for more, less in zip(many, few, strict=True))
+    assert (forward, backward + 3) == software_of("megatron-core").expert_bias_kernels

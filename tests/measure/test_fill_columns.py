@@ -39,7 +39,7 @@ def test_attention_in_prose(prose: str, kernel: str) -> None:
         ("DeepSeek-V2, arXiv 2405.04434", "hai-llm@2024-05", "", ""),
         ("Megatron-DeepSpeed with FlashAttention-2, 2023", "megatron-deepspeed@2023-06", "flash2", ""),
         ("arXiv 2104.04473 without FlashAttention", "megatron-lm@2021-04", "", ""),
-        ("arXiv 2407.00001, flash attention 3", "", "", "2024-07"),
+        ("arXiv 2407.00001, flash attention 3", "", "flash3", "2024-07"),
         ("arXiv 2407.00001, no flash attention", "", "fused-softmax", "2024-07"),
         ("nanotron 2025-02", "nanotron@2025-02", "", ""),
         ("Megatron-Bridge @067f987, its recipe: fp8 attention", "megatron-bridge", "cudnn-fp8", ""),

@@ -5,9 +5,11 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from pydantic import ValidationError
 
 from shardwright.config.elementwise_kernels import loss_traffic
 from shardwright.config.software import software_of
+from shardwright.config.usual_runs import UsualSettingsSpec
 from shardwright.cost.calibration import shipped
 from shardwright.measure.measured_runs.row_software import software_of_row
 from shardwright.measure.measured_runs.runs import read_runs
@@ -97,3 +99,37 @@ def test_segments_that_grow_came_in_october_2024() -> None:
     step_bytes = float(before.activations + before.working + before.buffers)
     assert float(before.total) == float(later.total)
     assert float(before.slack - later.slack) > 0.08 * step_bytes
+
+
+@pytest.mark.parametrize(
+    ("software", "gpu", "precision", "graphs", "change"),
+    [
+        ("nemo@2025-06", "GB200", "fp8", "", "graphs-parts"),
+        ("nemo@2025-06", "H100", "fp8", "", ""),
+        ("nemo@2025-06", "GB200", "fp8", "none", ""),
+        ("megatron-bridge@2026-08", "GB300", "mxfp8", "", "graphs-step"),
+        ("megatron-bridge@2026-08", "GB300", "bf16", "", "graphs-parts"),
+        ("megatron-bridge@2026-08", "GB300", "bf16", "step", "graphs-step"),
+        ("megatron-lm@2026-01", "GB300", "bf16", "", ""),
+    ],
+)
+def test_graphs_that_a_row_does_not_say_are_the_usual_ones(
+    software: str, gpu: str, precision: str, graphs: str, change: str
+) -> None:
+    """NVIDIA's recipes for Blackwell; those for H100 have none."""
+    row = {**ROW, "software": software, "gpu": gpu, "precision": precision, "graphs": graphs}
+    assert [word for word in software_of_row(row).split("+") if word.startswith("graphs")] == [change] * bool(change)
+
+
+def test_overlaps_that_a_row_does_not_say_are_the_usual_ones() -> None:
+    """Most of Megatron-Bridge's recipes for H100 hide no journey to experts; NeMo's description does."""
+    row = {**ROW, "software": "megatron-bridge@2026-08"}
+    assert software_of_row(row) == "megatron-bridge+no-overlap-a2a"
+    assert software_of_row({**row, "overlap": "a2a"}) == "megatron-bridge"
+    assert software_of_row({**row, "gpu": "GB200"}) == "megatron-bridge+graphs-parts"
+    assert software_of_row({**ROW, "software": "nemo@2025-06"}) == "nemo"
+
+
+def test_a_usual_overlap_that_is_none_is_refused() -> None:
+    with pytest.raises(ValidationError, match="'a3a' names no overlap; use one of tp, dp, pp, a2a, no-tp"):
+        UsualSettingsSpec(devices=("hopper",), overlap=("a3a",))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from shardwright.config.model_shape import ModelShape
-from shardwright.config.section_shapes import ExpertShape
+from shardwright.config.section_shapes import ExpertShape, LatentShape
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
 from shardwright.layers.chains import chains, kept_bytes, share_run_again
@@ -38,7 +38,7 @@ def memory_of(software: str, shape: ModelShape = LLAMA, **plan: object) -> Memor
     return peak_memory(run_of(software, shape, **plan), shipped())
 
 
-@pytest.mark.parametrize("software", ["megatron-core", "thunder", "litgpt-compile"])
+@pytest.mark.parametrize("software", ["megatron-core", "nemo", "thunder", "litgpt-compile"])
 def test_products_in_fp8_keep_their_inputs_in_a_byte(software: str) -> None:
     """The inputs of query, key and value, of gate and up, and of down; attention's result is there in both forms."""
     narrow, wide = (
@@ -136,3 +136,13 @@ def test_a_weight_larger_than_zero_3_gathers_ahead_is_gathered_whole() -> None:
     buffers = float(memory_of("deepspeed-2021", wide, zero=3, precision="fp16").buffers)
     assert buffers == pytest.approx(2 * 2 * matrix, rel=0.001)
     assert float(memory_of("deepspeed-2021", zero=3, precision="fp16").buffers) == 2 * (1e9 + 5e8)
+
+
+def test_a_policy_of_latents_makes_query_key_and_value_again_from_them() -> None:
+    """Megatron-LM's mla_up_proj: what the norms of the latents give goes, too, and attention keeps its result."""
+    shape = replace(LLAMA, latent=LatentShape(512, 256, plain=64, rotary=64, value=64))
+    chain = chains(shape, PlanGrid(precision="bf16"), software_of("megatron-core"))["dense"]
+    again = {operator.name for operator in chain if share_run_again(operator, "latents")}
+    assert again == {"heads", "rotary"}
+    made = LLAMA.sequence * (32 * (2 * (64 + 64) + 64) + 512 + 256)
+    assert kept_bytes(chain, "none") - kept_bytes(chain, "latents") == 2 * made

@@ -85,6 +85,11 @@ def test_each_value_is_kept_or_refused(name: str) -> None:
         (["plan.sequence_parallel=true", "plan.tp=1"], "use one of false"),
         (["plan.recompute_every=3"], "use one of 1, 4, 2"),
         (["plan.tp=3"], "use one of 1, 2, 4"),
+        (
+            ["plan.tp=4", "plan.pp=4"],
+            "plan.tp=4 beside plan.pp as kept (tp 4 x pp 4 = 16 ranks, of 8); use one of 1, 2",
+        ),
+        (["plan.tp=2", "plan.pp=2", "plan.cp=1", "plan.dp=1"], "(dp 1 x tp 2 x pp 2 x cp 1 = 4 ranks, of 8)"),
     ],
 )
 def test_what_no_plan_has(kept: list[str], words: str) -> None:

@@ -94,7 +94,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"model": {"adapter": {"rank": 4, "targets": ["up", "up"]}}}, "names a map twice"),
     ({"model": {"adapter": {"rank": 4, "targets": ["gate"]}, "gated_mlp": False}}, "names gate alone"),
     ({"model": {"adapter": {"rank": 4, "weights": "some"}}}, "model.weights names none"),
-    ({"model": {"mtp_layers": 1}}, "for maps of dense layers, and model.mtp_layers"),
+    ({"model": {"mtp_layers": 1}}, "layers for further tokens have no adapters here, and model.mtp_layers"),
     ({"model": {"moe": {"experts": 4}, "adapter": {"rank": 4, "targets": ["up"]}}}, "those of experts are expert_gate"),
     ({"model": {"moe": {"experts": 4, "bias_update": 0.1, "gate": "sigmoid"}}}, "moves the routers' biases"),
     ({"precision": {"float8": "blockwise"}}, "precision.float8 'blockwise' is for products whose weights are trained"),

@@ -14,7 +14,7 @@ from shardwright.cli.job_options import (
     PredictCommand,
     asked_cluster,
     cluster_options,
-    file_option,
+    job_file_option,
     job_options,
     json_option,
     language_option,
@@ -54,7 +54,7 @@ class ImportCommand(PredictCommand):
 @cluster_options
 @click.option("--argument", "arguments", multiple=True, hidden=True)
 @click.option("--from", "system_name", cls=SystemOption, is_written=False, help="SYSTEM, for who writes it as in plan.")
-@file_option("--toml", help="Write the job there.  [default: to standard output]")
+@job_file_option(help="Write the job there.  [default: to standard output]")
 @language_option
 @json_option
 def import_job(

@@ -153,6 +153,11 @@ def file_option(name: str, help: str, exists: bool = False) -> Any:  # noqa: A00
     return click.option(name, type=NamedFile(exists=exists, dir_okay=False, path_type=Path), metavar="FILE", help=help)
 
 
+def job_file_option(help: str) -> Any:  # noqa: A002 (as click calls it)
+    """The option `--toml`, which names a file for a job to write."""
+    return click.option("--toml", type=JobFile(dir_okay=False, path_type=Path), metavar="FILE", help=help)
+
+
 class NamedFile(click.Path):
     """A file by its name, to be read or, with `exists` False, to be written. `-`, which names standard output
     elsewhere, is refused: it would be a file of that name."""
@@ -165,6 +170,19 @@ class NamedFile(click.Path):
             from shardwright.report.output import refuse_no_folder
 
             refuse_no_folder(Path(str(path)), param.opts[0])
+        return path
+
+
+class JobFile(NamedFile):
+    """A file in which a job is to be written: before the search, a file that is no such job is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        if param is not None:
+            from shardwright.config.toml_text import JOB_BEGINNING
+            from shardwright.report.output import refuse_other_file
+
+            refuse_other_file(Path(str(path)), JOB_BEGINNING, param.opts[0])
         return path
 
 

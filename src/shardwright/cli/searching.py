@@ -21,6 +21,7 @@ from shardwright.cli.job_options import (
     expect_many_actions,
     file_option,
     has_colours,
+    job_file_option,
     job_options,
     language_option,
     memory_option,
@@ -63,7 +64,7 @@ def _search_options(command: Any) -> Any:
 )
 @_search_options
 @language_option
-@file_option("--toml", help="Write the job with the layout, for train and the other commands.")
+@job_file_option(help="Write the job with the layout, for train and the other commands.")
 def layout(
     job: str,
     overrides: tuple[str, ...],
@@ -162,7 +163,7 @@ def layout(
     help="Plans that this training system has and `export` writes as they are, priced as its software.",
 )
 @click.option("--with", "further_files", multiple=True, metavar="FILE", help="--from: a further file; may be repeated.")
-@file_option("--toml", help="Write the job with the recommended plan, for train and the other commands.")
+@job_file_option(help="Write the job with the recommended plan, for train and the other commands.")
 def plan(
     job: str,
     overrides: tuple[str, ...],

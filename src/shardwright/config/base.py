@@ -139,6 +139,11 @@ def shortened(text: str, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def shortened_path(path: str, most: int = 60) -> str:
+    """The end of a path that a message quotes, which has the name of the file."""
+    return path if len(path) <= most else "..." + path[3 - most :]
+
+
 class RunError(RuntimeError):
     """A failure of a run with a reason that one sentence tells the user. Wrong input is a PlanError instead."""
 

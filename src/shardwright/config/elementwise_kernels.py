@@ -50,13 +50,15 @@ class ElementwiseKernels:
     """The facts of kernels by one hand; None of operators that it has no kernels for.
 
     `place` orders lists. `residual` is the sum with the residual stream, with bias and dropout, and in the backward the
-    sum of gradients of all that reads the stream, by its elements; `loss` is the cross entropy, by logit.
+    sum of gradients of all that reads the stream, by its elements; `loss` is the cross entropy, by logit. With
+    `drops_apart` dropout is a kernel of its own in the forward, before that sum.
     """
 
     name: str
     place: int
     norm: NormTraffic | None = None
     residual: Traffic | None = None
+    drops_apart: bool = False
     activation: ActivationTraffic | None = None
     rotary: RotaryTraffic | None = None
     loss: Traffic | None = None
@@ -76,6 +78,7 @@ FACTS = (
         # the residual stream up, those of query, key and value (two sums) and of gate and up (one): five sums of 6
         # bytes a layer.
         residual=(6.0, 15.0),
+        drops_apart=True,
         # LlamaMLP.forward: silu 4, product 6; backward: two products 12, silu 6. Without a gate torch's gelu.
         activation=ActivationTraffic(gated=(8.0, 16.0), plain=(2.0, 4.0)),
         # apply_rotary_pos_emb and rotate_half. Forward: times cos 4, half negated 2, cat 4, times sin 4, sum 6.
@@ -98,6 +101,7 @@ FACTS = (
         name="torch-joined",
         place=13,
         residual=(6.0, 6.0),
+        drops_apart=True,
         activation=ActivationTraffic(gated=(8.0, 24.0), plain=(2.0, 4.0)),
         rotary=RotaryTraffic(turned=(24.0, 38.0), copied=(4.0, 8.0), learned=(4.0, 8.0)),
     ),
@@ -109,6 +113,7 @@ FACTS = (
         name="torch-rearranged",
         place=14,
         residual=(6.0, 9.0),
+        drops_apart=True,
         rotary=RotaryTraffic(turned=(20.0, 34.0), copied=(0.0, 4.0), learned=(0.0, 4.0), batched=(6.7, 6.7)),
     ),
     # Megatron-LM's loss over a vocabulary that tp ranks share, in single operators (VocabParallelCrossEntropy at
@@ -184,6 +189,11 @@ def norm_traffic(kernels: str) -> NormTraffic:
 def residual_traffic(kernels: str) -> Traffic:
     """Traffic of a sum with the residual stream, by element of it."""
     return _there(ELEMENTWISE_KERNELS[kernels].residual)
+
+
+def drops_apart(kernels: str) -> bool:
+    """True where dropout is a kernel of its own before the sum with the residual stream."""
+    return ELEMENTWISE_KERNELS[kernels].drops_apart
 
 
 def activation_traffic(kernels: str) -> ActivationTraffic:

@@ -142,7 +142,7 @@ def _message(details: ErrorDetails) -> str:
 
 def _short(value: object) -> str:
     # TOML has nan, not NaN.
-    return shortened(str(value) if isinstance(value, float) else json.dumps(value, default=str))
+    return shortened(str(value) if isinstance(value, float) else json.dumps(value, default=str, ensure_ascii=False))
 
 
 def _section(location: tuple[int | str, ...], root: type[BaseModel]) -> type[BaseModel] | None:

@@ -75,14 +75,17 @@ def read_job(
         _apply_overrides(fields, names) + _replace_cluster(fields, asked) + _apply_overrides(fields, overrides)
     )
     faults += _name_override_faults(fields, own, overrides) + _size_faults(fields, asked)
+    is_empty = isinstance(job, str) and fields.keys() <= {"name"}
     fields = _resolved(fields, faults, subject)
-    warmup_note = _fit_warmup(fields, overrides)
+    told = _fit_warmup(fields, overrides)
+    if is_empty and not told:
+        told = say("{job} sets no field, so defaults hold for all (`shardwright fields`)", job=str(job))
     plan = fields.get("plan")
     asked_plan = dict(plan) if isinstance(plan, dict) and not own.get("plan") else {}
     if not names_model(job):
-        return JobFields(fields, filled_in=warmup_note, asked_plan=asked_plan)
+        return JobFields(fields, filled_in=told, asked_plan=asked_plan)
     fields, note = _with_usual_values(fields, subject, run_tokens)
-    filled_in = say("{note}; {other}", note=note, other=warmup_note) if note and warmup_note else note or warmup_note
+    filled_in = say("{note}; {other}", note=note, other=told) if note and told else note or told
     return JobFields(fields, is_model=True, filled_in=filled_in, asked_plan=asked_plan)
 
 

@@ -63,12 +63,11 @@ def _unknown_name(section: str, name: str) -> str:
             name=repr(shortened(name, 200)),
             folder=str(Path.cwd()),
         )
-    known = catalog.known_models() if section == "model" else catalog.names(_KINDS[section])
     return say(
         "{section}.name {name} is not in the catalog, and no other field describes the {section}; {hint}",
         section=section,
-        name=repr(name),
-        hint=catalog.did_you_mean(name, known),
+        name=repr(shortened(name, 200)),
+        hint=catalog.known_hint(_KINDS[section], name),
     )
 
 

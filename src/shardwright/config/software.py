@@ -24,13 +24,14 @@ from shardwright.config.elementwise_kernels import (
 from shardwright.config.field_types import Month
 from shardwright.config.host_facts import HostFactsSpec
 from shardwright.config.optimizer_facts import OptimizerName
+from shardwright.config.product_modules import ModuleMaker
 from shardwright.config.recompute_facts import RecomputeName
 from shardwright.config.recompute_policy import RecomputedName
 from shardwright.config.schedule_facts import ScheduleName
 from shardwright.config.software_changes import changed_fields
 from shardwright.config.software_memory import SoftwareMemorySpec
 from shardwright.config.update_passes import GradientPass, UpdatePass
-from shardwright.config.usual_runs import UsualSpec
+from shardwright.config.usual_runs import UsualSettingsSpec, UsualSpec
 from shardwright.config.zero_facts import ZeroFactsSpec
 
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
@@ -70,6 +71,9 @@ class SoftwareSpec(SoftwareMemorySpec):
     usual: UsualSpec | None = Field(
         None, description="Of which runs it is assumed from then on, if nothing says what ran them; left out, of none."
     )
+    usual_settings: tuple[UsualSettingsSpec, ...] = Field(
+        (), description="Settings of measured runs that say nothing of them: the first that hold."
+    )
     calibration: str = Field("", description="Name of the calibration with constants of its own, if it has some.")
     attention: KernelName = Field(
         description="Attention: torch's operators, a fused softmax, FlashAttention 1 or 2, or cuDNN's / version 3."
@@ -79,6 +83,7 @@ class SoftwareSpec(SoftwareMemorySpec):
     activation: ActivationKernels = Field(description="Whose kernels activations of MLPs are.")
     rotary: RotaryKernels = Field(description="Whose kernels make query, key and value ready for attention.")
     loss: LossKernels = Field(description="Whose kernels the cross entropy is.")
+    modules: ModuleMaker = Field("torch", description="Whose modules products are in, which keep the host busy.")
     bias: Bytes = Field((0.0, 0.0), description="Sum with a bias in a kernel of its own, by element of it.")
     ring: Bytes = Field(
         (0.0, 0.0),
@@ -115,6 +120,10 @@ class SoftwareSpec(SoftwareMemorySpec):
         (0.0, 0.0),
         description="Experts' last bias times the weights of choices, where products do not add it, by element of it.",
     )
+    expert_weights: Bytes = Field(
+        (0.0, 0.0), description="More for that bias where the weights of choices are in float32, by the same."
+    )
+    float32_weights: bool = Field(False, description="Tokens are sent with the weights of their choices in float32.")
     expert_slices: Bytes = Field(
         (0.0, 0.0), description="Where experts are computed one after the other: copies of rows, by their elements."
     )
@@ -138,7 +147,7 @@ class SoftwareSpec(SoftwareMemorySpec):
     )
     float8_gradient_kernels: Number = Field(0.0, description="Kernels more in the backward for these casts.")
     float8_gather: bool = Field(
-        False, description="Where products are in fp8, ZeRO-1 gathers updated parameters in a byte each."
+        False, description="Where products are in fp8, parameters of layers are gathered in a byte each."
     )
     kernels: Counts = Field((25.0, 45.0), description="Kernels that one layer launches.")
     layer_norm_kernels: Counts | None = Field(
@@ -156,6 +165,9 @@ class SoftwareSpec(SoftwareMemorySpec):
     expert_kernels: Counts = Field((0.0, 0.0), description="Kernels more for each expert that a rank holds.")
     float8_expert_kernels: Counts = Field(
         (0.0, 0.0), description="Kernels more for each such expert where products are in fp8."
+    )
+    expert_bias_kernels: Counts = Field(
+        (0.0, 0.0), description="Kernels more for each such expert where experts have biases."
     )
     adapter_kernels: Counts = Field((0.0, 0.0), description="Kernels more for each map of a layer with an adapter.")
     nf4_kernels: Counts = Field((1.0, 1.0), description="Kernels more for each matrix of a layer in NF4.")

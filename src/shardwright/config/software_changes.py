@@ -26,10 +26,11 @@ OVERLAPS = {
     "pp": ("message_overlap",),
     "a2a": ("expert_overlap",),
 }
+OVERLAP_WORDS = (*OVERLAPS, *(f"no-{axis}" for axis in OVERLAPS))
 # A graph of a whole step asks its host nothing, so experts are one fused operator, which adds their biases and limits
 # the inputs of their activation, too (Megatron-LM, TEGroupedMLP: _apply_bias is never in a graph;
 # use_transformer_engine_op_fuser of the recipes).
-_OF_EXPERTS = ("expert_bias", "expert_limits", "expert_kernels", "float8_expert_kernels")
+_OF_EXPERTS = ("expert_bias", "expert_limits", "expert_kernels", "float8_expert_kernels", "expert_bias_kernels")
 _IN_ONE_GRAPH = {"graphs_step": True, **dict.fromkeys(_OF_EXPERTS, (0.0, 0.0))}
 # SequentialMLP of Megatron-LM (April 2024), with 2 bytes an element. Forward: results are zeros, into which each
 # expert's are copied. Backward, for each expert: a copy of all gradients of results, zeros for all gradients of inputs
@@ -87,9 +88,14 @@ def changed_fields(change: str, host: HostFactsSpec, zero: ZeroFactsSpec) -> dic
         return {"host": host.model_copy(update=HOST_CHANGES[change])}
     if change in TOKEN_DISPATCHERS:
         facts = TOKEN_DISPATCHERS[change]
-        once = dict.fromkeys(("expert_dedupe", "rank_dedupe"), facts.sends_once)
         apart = {} if facts.permutes else {"dispatch": facts.dispatch, "combine": facts.combine}
-        return {**once, "expert_pipelined": facts.is_pipelined, "expert_gather": facts.gathers, **apart}
+        return {
+            **dict.fromkeys(("expert_dedupe", "rank_dedupe"), facts.sends_once),
+            "expert_pipelined": facts.is_pipelined,
+            "expert_gather": facts.gathers,
+            "float32_weights": facts.float32_weights,
+            **apart,
+        }
     if change not in ATTENTION_KERNELS:
         others = (
             *_SINGLE_CHANGES,

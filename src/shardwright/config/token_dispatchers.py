@@ -14,6 +14,7 @@ class TokenDispatcher:
       that has; if not, once for each expert.
     - `is_pipelined`: a domain sends such tokens on to its ranks while it receives others.
     - `permutes`: rows are brought into the order of their experts while they travel, where software has it so.
+    - `float32_weights`: the weights of choices are in float32.
     - `gathers`: all tokens are gathered on all ranks that share experts, and the results are summed and scattered.
     - `dispatch` and `combine` are bytes moved by element of the rows of experts, (forward, backward), where it does not
       permute; None is a copy for each order in which rows lie.
@@ -25,6 +26,7 @@ class TokenDispatcher:
     sends_once: bool
     is_pipelined: bool
     permutes: bool
+    float32_weights: bool = False
     gathers: bool = False
     dispatch: tuple[float, float] | None = None
     combine: tuple[float, float] | None = None
@@ -55,13 +57,15 @@ FACTS = (
         is_pipelined=False,
         permutes=False,
     ),
-    # deepseek-ai/DeepEP: README (kernels that forward from RDMA to NVLink) and csrc/kernels (is_token_in_rank).
+    # deepseek-ai/DeepEP: README (kernels that forward from RDMA to NVLink) and csrc/kernels (is_token_in_rank). Weights
+    # must be in float32, as for HybridEP (both managers of the flex dispatcher, Megatron-LM at d98e8a6).
     TokenDispatcher(
         name="deepep",
         place=20,
         sends_once=True,
         is_pipelined=True,
         permutes=False,
+        float32_weights=True,
     ),
     # DeepEP's branch hybrid-ep, and a profile of Megatron-Bridge at 067f987 (docs/mechanisms.md).
     TokenDispatcher(
@@ -70,6 +74,7 @@ FACTS = (
         sends_once=True,
         is_pipelined=False,
         permutes=True,
+        float32_weights=True,
     ),
 )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from shardwright.config.plain_values import plain
 
+JOB_BEGINNING = "# A job that shardwright wrote"
 _LINE = 120
 
 

@@ -1,8 +1,8 @@
 """Seconds of one collective by each algorithm, over the links that its group crosses.
 
-Rings, NCCL's two trees and direct exchanges take the seconds of collective_time.py, of which predictions take the
-fastest. Any other algorithm is priced step by step, alpha + n / beta: a step takes the latency of its slowest message,
-and the bytes of its busiest rank, over its links and over its own network port.
+Rings, NCCL's trees, sums in switches and direct exchanges take the seconds of collective_time.py, of which predictions
+take the fastest. Any other algorithm is priced step by step, alpha + n / beta: a step takes the latency of its slowest
+message, and the bytes of its busiest rank, over its links and over its own network port.
 """
 
 import math
@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.phrase import say
 from shardwright.cost.calibration import Rates, rates_of, shipped
-from shardwright.cost.collective_time import all_to_all_s, nccl_aggregated_trees_s, nccl_ring_s, nccl_trees_s, ring_s
+from shardwright.cost.collective_time import (
+    all_to_all_s,
+    nccl_aggregated_trees_s,
+    nccl_ring_s,
+    nccl_trees_s,
+    ring_s,
+    sums_in_switches,
+)
 from shardwright.cost.topology import Group, group_of, reach_of_ranks
 from shardwright.cost.wire_bytes import RING_ROUNDS, all_to_all_sent, ring_sent
 from shardwright.layers.query import Run
@@ -27,6 +34,7 @@ from shardwright.sharding.collective_steps import (
 )
 
 TWO_TREES, AGGREGATED_TREES = "two trees", "aggregated trees"
+SWITCH, SWITCH_AND_TREES = "switch", "switch, trees"  # NCCL's NVLS, and trees over domains that sum in theirs
 MOST_PLAYED = 256  # ranks of a group whose steps are listed; a larger one has the algorithms of predictions alone
 ON_RINGS = ("all-gather", "reduce-scatter", "all-reduce")
 
@@ -100,7 +108,7 @@ def priced_algorithms(rates: Rates, group: Group, kind: CollectiveKind, num_byte
         names = algorithms(kind, num_ranks, inside)
         rows = [_played(rates, group, kind, name, num_bytes) for name in names]
     if kind == "all-reduce":
-        rows.append(_two_trees(rates, group, num_bytes))
+        rows.append(_trees(rates, group, num_bytes))
     elif kind in ON_RINGS:
         rows += _aggregated_trees(rates, group, num_bytes)
     predicted_s = _predicted_s(rates, group, kind, num_bytes)
@@ -165,11 +173,14 @@ def _of_large_group(rates: Rates, group: Group, kind: CollectiveKind, num_bytes:
     return [PricedAlgorithm("ring", rounds * (num_ranks - 1), busiest_bytes, sent.total, seconds)]
 
 
-def _two_trees(rates: Rates, group: Group, num_bytes: int) -> PricedAlgorithm:
-    """NCCL's double binary tree: half of the tensor goes up and down each."""
+def _trees(rates: Rates, group: Group, num_bytes: int) -> PricedAlgorithm:
+    """NCCL's double binary tree over the domains: half of the tensor goes up and down each. Inside a domain its ranks
+    are a chain, or send all to a switch that sums."""
     inside, domains = float(group.inside), float(group.domains)
     out_bytes = 0.0 if domains == 1 else num_bytes * (1.0 if domains == 2 else 2.0)
     seconds = float(nccl_trees_s(rates, group, num_bytes))
+    if sums_in_switches(rates, group):
+        return PricedAlgorithm(SWITCH if domains == 1 else SWITCH_AND_TREES, 0, float(num_bytes), out_bytes, seconds)
     return PricedAlgorithm(TWO_TREES, 0, 2 * num_bytes * (inside - 1) / inside, out_bytes, seconds)
 
 

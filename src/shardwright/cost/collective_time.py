@@ -82,7 +82,7 @@ def nccl_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
     chain_s = chain_bytes / (rates.link * group.lanes * np.where(domains > 1, _TREE_LINK, 1.0))
     chain_latency_s = 2 * group.steps_inside * rates.link_latency_s
     if rates.switch_reduce > 0:
-        is_switched = inside >= _LEAST_SWITCHED
+        is_switched = sums_in_switches(rates, group)
         chain_s = np.where(is_switched, size_bytes / rates.switch_reduce, chain_s)
         chain_latency_s = np.where(is_switched, _SWITCHED_S, chain_latency_s)
     network_bytes = size_bytes * np.where(domains == 2, 1 / _PAIR_NETWORK, 2 / _TREE_NETWORK)
@@ -95,6 +95,11 @@ def nccl_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
     return np.minimum(trees_s, nccl_switched_trees_s(rates, group, size_bytes))
 
 
+def sums_in_switches(rates: Rates, group: Group) -> Numbers:
+    """True where the switches of each domain sum what its ranks send them once."""
+    return (group.inside >= _LEAST_SWITCHED) & (rates.switch_reduce > 0)
+
+
 def nccl_switched_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
     """Seconds of an all-reduce by trees between domains whose switches sum inside them, by NCCL's own code: all of the
     network's bandwidth, and at each level a latency and the time of the chunks that travel together.
@@ -104,7 +109,7 @@ def nccl_switched_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Nu
     domains, inside = group.domains, group.inside
     if not (rates.switch_reduce > 0 and rates.switched_trees):
         return np.full_like(np.asarray(size_bytes * domains, dtype=float), np.inf)
-    has_trees = (inside >= _LEAST_SWITCHED) & (domains > 1)
+    has_trees = sums_in_switches(rates, group) & (domains > 1)
     together = _CHANNELS * np.minimum(inside, _MOST_HEADS)
     chunk_bytes = np.where((domains < _FEW_DOMAINS) & (size_bytes >= 4 * together * _LARGE_CHUNK), _LARGE_CHUNK, _CHUNK)
     chunk_bytes = np.where(size_bytes < together * chunk_bytes, _SMALL_CHUNK, chunk_bytes)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.config.compression_facts import COMPRESSIONS, BucketCollective
-from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.plan import sums_by_run
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.update_passes import gradient_pass_bytes
@@ -52,8 +51,7 @@ class DataParallel:
         shards = [(groups.shard, groups.copies, self.held[0])]
         if self.run.shape.experts:
             shards.append((groups.expert_shard, groups.expert_copies, self.held[1]))
-        in_float8 = self.software.float8_gather and NUMBER_TYPES[grid.precision].peak == "float8"
-        gathered_bytes = 1 if in_float8 else grid.element_bytes
+        gathered_bytes = grid.gathered_bytes(self.software.float8_gather)
         for shard, copies, elements in shards:
             kind_s, bucket_s = self._reduced(shard, copies, elements)
             reduce_s, last_s = reduce_s + kind_s, last_s + bucket_s

@@ -8,15 +8,16 @@ import numpy as np
 
 from shardwright.config.layer_kind import has_experts, is_layer
 from shardwright.config.software import SoftwareSpec
-from shardwright.cost.adapter_kernels import adapter_kernels, updated_of_expert
 from shardwright.cost.calibration import Constants, Rates, known_host, rates_of, software_under
 from shardwright.cost.collective_time import all_to_all_s, exchange_s, ring_pass_s, ring_s
 from shardwright.cost.expert_load import fullest_load, spread_by_bias
 from shardwright.cost.group_links import Groups
 from shardwright.cost.host_update import host_link
 from shardwright.cost.kernels import KernelTime, operator_s
+from shardwright.cost.layer_launches import Launches, LayerLaunches
 from shardwright.cost.piece_time import Forward, PieceTime, Repeatable, beside
 from shardwright.cost.pipeline_bubble import are_put_off, gathers_for_a_pass
+from shardwright.cost.split_inputs import input_gather_s
 from shardwright.cost.token_copies import copies_to
 from shardwright.cost.topology import Group
 from shardwright.layers.arrays import Numbers
@@ -84,11 +85,6 @@ _MLP = ("up", "activation", "down")  # parts of a layer
 def _first_of_experts(chain: Chain) -> int:
     """Index of the first operator after attention in a layer with experts."""
     return 1 + next(index for index, operator in enumerate(chain) if operator.name == "attention join")
-
-
-def _total(*counted: tuple[Numbers, tuple[float, float]]) -> tuple[Numbers, Numbers]:
-    forward, backward = (sum(count * kernels[number] for count, kernels in counted) for number in (0, 1))
-    return forward, backward
 
 
 @dataclass(frozen=True)
@@ -196,20 +192,32 @@ class Costing:
             return PieceTime()
         gap_times = self._gaps_before_experts(kind)
         if has_experts(kind):
-            gap_times += self._gaps_of(self._kernels_of_experts())
+            gap_times += self._gaps_of_experts(kind)
         if policy not in ("full", "stage"):
             return gap_times
         launched = gap_times.launched_backward + gap_times.launched_forward
         return replace(gap_times, again=gap_times.forward, launched_backward=launched)
 
     def _gaps_before_experts(self, kind: str) -> PieceTime:
-        gaps = self._gaps_of(self._kernels_before_experts(kind))
+        gaps = self._gaps_of(self._launches.before_experts(kind, self.chain_before_experts(kind)))
         return replace(gaps, launched_forward=0.0, launched_backward=0.0) if self.software.graphs_parts else gaps
 
-    def _gaps_of(self, kernels: tuple[Numbers, Numbers]) -> PieceTime:
-        (forward, backward), rates = kernels, self.rates
-        device = PieceTime(forward=rates.gap_s * forward, input_grad=rates.gap_s * backward)
-        return replace(device, launched_forward=self._launch_s * forward, launched_backward=self._launch_s * backward)
+    def _gaps_of_experts(self, kind: str) -> PieceTime:
+        chain = self.chains[kind]
+        return self._gaps_of(self._launches.of_experts(chain[_first_of_experts(chain) :]))
+
+    def _gaps_of(self, launches: Launches) -> PieceTime:
+        (forward, backward), (host_forward, host_backward) = launches.kernels, launches.host
+        return PieceTime(
+            forward=self.rates.gap_s * forward,
+            input_grad=self.rates.gap_s * backward,
+            launched_forward=self._launch_s * host_forward,
+            launched_backward=self._launch_s * host_backward,
+        )
+
+    @property
+    def _launches(self) -> LayerLaunches:
+        return LayerLaunches(self.run, self.software, self.is_narrow)
 
     @property
     def _launch_s(self) -> float:
@@ -217,41 +225,12 @@ class Costing:
 
     def hooks_s(self, kind: str, policy: str) -> tuple[Numbers, Numbers]:
         """Seconds of the host (in the forward, in the backward) around a piece's modules under ZeRO-3, if the software
-        has such hooks. Layers that are computed again are hooked again."""
+        has such hooks, where parameters are gathered. Layers that are computed again are hooked again."""
         zero = self.software.zero
         if not is_layer(kind) or not (zero.hooks or zero.expert_hooks):
             return 0.0, 0.0
-        hooks = zero.hooks + (zero.expert_hooks * self._local_experts() if has_experts(kind) else 0.0)
+        hooks = self._launches.of_hooks(kind) * gathers_for_a_pass(self.run.grid, zero)[0]
         return self._launch_s * hooks, self._launch_s * hooks * (2 if policy in ("full", "stage") else 1)
-
-    def _kernels_before_experts(self, kind: str) -> tuple[Numbers, Numbers]:
-        """Number of kernels that a layer launches, (forward, backward), without those of experts."""
-        software, shape, grid = self.software, self.run.shape, self.run.grid
-        plain = (software.layer_norm_kernels if shape.layer_norm else None) or software.kernels
-        extra_kernels = (
-            (len(shape.block_norms) - 2, software.norm_kernels),
-            (grid.cp * (grid.cp > 1) * (not grid.trades_heads), software.ring_kernels),
-            (shape.head_norms, software.head_norm_kernels),
-            (shape.latent is not None, software.latent_kernels),
-            (self.is_narrow and software.float8_weight_gradients, (0.0, software.float8_gradient_kernels)),
-            *adapter_kernels(shape, software, [m for m in shape.matrices(kind) if not m.experts]),
-        )
-        return _total((1, plain), (self.is_narrow, software.float8_kernels), *extra_kernels)
-
-    def _kernels_of_experts(self) -> tuple[Numbers, Numbers]:
-        """Number of kernels that the experts of a layer launch, (forward, backward)."""
-        w, shape, num_local = self.software, self.run.shape, self._local_experts()
-        matrices, updated_share = shape.routed_matrices, updated_of_expert(shape) / len(shape.routed_matrices)
-        return _total(
-            (1, w.routing_kernels),
-            (shape.mixture.topk, w.choice_kernels),
-            (num_local * updated_share, w.expert_kernels),
-            (num_local * self.is_narrow, w.float8_expert_kernels),
-            *adapter_kernels(shape, w, matrices),
-        )
-
-    def _local_experts(self) -> Numbers:
-        return np.maximum(1, self.run.shape.mixture.num // np.asarray(self.run.grid.ep))
 
     def piece(self, kind: str, policy: str = "none") -> PieceTime:
         """Seconds of one layer of a kind under a recompute policy, of the embedding or of the head."""
@@ -292,7 +271,7 @@ class Costing:
     def experts(self) -> Repeatable:
         """The time of the experts of a piece, and of the operators after them."""
         kind, chain = next(item for item in self.chains.items() if has_experts(item[0]))  # their experts are alike
-        return self._repeatable(chain[_first_of_experts(chain) :], kind, self._gaps_of(self._kernels_of_experts()))
+        return self._repeatable(chain[_first_of_experts(chain) :], kind, self._gaps_of_experts(kind))
 
     def _repeatable(self, chain: Chain, kind: str, total: PieceTime) -> Repeatable:
         forwards = []
@@ -310,6 +289,9 @@ class Costing:
                 again, flops = again + share * forward.compute, flops + share * forward.flops
                 tensor, context = tensor + share * forward.tensor, context + share * forward.context
                 expert = expert + share * forward.expert
+        if is_layer(kind) and policy == "full":
+            kept = kept_bytes(self.chains[kind], policy)
+            tensor = tensor + input_gather_s(self.run, self.software, self.rates, self.groups.tp, kept=kept)
         total = piece.once + PieceTime(again=again, tensor=tensor, context=context, expert=expert, flops_again=flops)
         total = replace(total, launched_backward=gap_times.launched_backward)
         if is_layer(kind) and np.any(self.run.grid.offload_activations):
@@ -332,7 +314,7 @@ class Costing:
             elif exchange.axis == "cp":
                 pass
             elif exchange.beside_weights and self.software.sum_overlap:
-                exposed = beside(self.rates, seconds, weight_s)
+                exposed = np.minimum(beside(self.rates, seconds, weight_s), seconds * self.tensor_exposed)
                 put_off = (seconds - exposed) * exchange.is_put_off
             elif exchange.axis == "tp":
                 exposed = seconds * (self.rates.leak if exchange.is_hidden else self.tensor_exposed)
@@ -365,6 +347,7 @@ class Costing:
         if kind == "mtp":  # replicated over tp
             common = shape.further_parameters * grid.tp
         gather, scatter, behind, before = 0.0, 0.0, 0.0, 0.0
+        element_bytes = grid.gathered_bytes(self.software.float8_gather and is_layer(kind))
         stored = base_bytes(shape, kind, grid) if shape.adapter.row_format and is_layer(kind) else (None, None)
         for elements, stored_bytes, shard, copies in (
             (common / grid.tp, stored[0], groups.shard, groups.copies),
@@ -374,7 +357,7 @@ class Costing:
             gradients = (
                 self.software.scattered_bytes * elements * (not shape.is_adapted)
             )  # adapters' are too small to tell
-            values = (FLOAT32 if self.software.zero.gathers_wide else grid.element_bytes) * elements
+            values = (FLOAT32 if self.software.zero.gathers_wide else element_bytes) * elements
             if stored_bytes is not None:
                 values = stored_bytes * (grid.zero == 3)
             if self.software.zero.whole_experts and shard is groups.expert_shard:

@@ -73,6 +73,7 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
     list has no grouped products, which are those of routed experts).
     kernel: those of attention, and the input (the same where products are no operators of torch, as in nvfp4). heads:
     query, key and value, too (MaxText's policies that name these).
+    latents: all but what latent attention makes from its latents: query, key and value (Megatron-LM's mla_up_proj).
     experts: all but norms' results and the half of a layer that has experts (Megatron-LM's modules layernorm and moe).
     Names of operators: all but the results of these operators. A norm's result is kept as the input of products.
     """
@@ -83,6 +84,8 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
         return _input_bytes(chain, enter) if enter else sum(o.kept for o in chain)
     if policy == "selective":
         return sum(o.kept_result if o.name == "attention" else o.kept for o in chain)
+    if policy == "latents":
+        return sum(o.kept for o in chain if o.name not in _FROM_LATENTS)
     if policy == "experts":
         return sum(o.kept for o in chain if not _is_of_experts(o) and o.name not in _NORM_RESULTS) + sum(
             o.kept for o in chain if o.name == "norm before experts"
@@ -104,8 +107,12 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
     return sum(o.kept for o in chain if o.kept_tensor not in recomputed)
 
 
+# Policies that compute operators again one by one, each just before it is used.
+ONE_BY_ONE = ("none", "selective", "latents")
 # Operators that give query, key and value.
 _HEADS = ("qkv", "heads", "rotary")
+# Operators that give them from latents: norms, products and the rotary positions.
+_FROM_LATENTS = ("heads", "rotary")
 # Operators that keep what a norm gave.
 _NORM_RESULTS = ("attention enter", "mlp enter")
 # Of the second half of a layer with experts.
@@ -137,7 +144,7 @@ def turn_bytes(chain: Chain, policy: str) -> Numbers:
     """
     stream, peak, freed = chain[0].given, 0.0, 0.0
     for operator, producer in zip(reversed(chain), (*reversed(chain[:-1]), chain[0]), strict=True):
-        kept = kept_bytes((operator,), policy) if policy in ("none", "selective") else operator.kept
+        kept = kept_bytes((operator,), policy) if policy in ONE_BY_ONE else operator.kept
         needed_bytes = stream + operator.given + producer.given + operator.inside + operator.kept - kept
         peak = np.maximum(peak, needed_bytes - freed - np.minimum(kept, operator.freed))
         freed = freed + kept
@@ -171,6 +178,8 @@ def share_run_again(operator: Operator, policy: str) -> float:
         return 1.0
     if policy == "selective":
         return float(operator.name == "attention" and operator.scores is None)
+    if policy == "latents":
+        return float(operator.name in _FROM_LATENTS)
     if policy == "experts":
         return float(_is_of_experts(operator) or operator.recompute_unit == "norm")
     if policy in ("kernel", "heads"):

@@ -133,9 +133,13 @@ def _of_results(c: Context) -> tuple[Numbers, Numbers]:
     software, (_, num_experts) = c.software, c.expert_rows
     has_bias = float(c.shape.bias or c.shape.mlp_bias)
     forward, backward = (
-        has_bias * bias + once + num_experts * each
-        for bias, once, each in zip(
-            software.expert_bias, software.expert_slices, software.one_expert_slices, strict=True
+        has_bias * (bias + more * software.float32_weights * (bias > 0)) + once + num_experts * each
+        for bias, more, once, each in zip(
+            software.expert_bias,
+            software.expert_weights,
+            software.expert_slices,
+            software.one_expert_slices,
+            strict=True,
         )
     )
     return forward, backward

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from shardwright.config.elementwise_kernels import activation_traffic, norm_traffic, residual_traffic
+from shardwright.config.elementwise_kernels import activation_traffic, drops_apart, norm_traffic, residual_traffic
 from shardwright.config.matrix import Matrix
 from shardwright.config.measured_table import Kernel
 from shardwright.config.model_shape import ModelShape
@@ -363,9 +363,10 @@ def join(c: Context, o: LayerOperator) -> Operator:
     """Bias, dropout and the sum with the residual stream. A parallel block first adds two parts up, and in the backward
     the gradients of the input of both halves. A scaled part has a scaled gradient, in a kernel of its own."""
     n, w, (forward, backward) = c.sizes[o.gives], c.software, residual_traffic(c.software.residual)
-    # Dropout writes a mask of a byte an element. In the backward it reads it, and the gradient of what it dropped is a
-    # tensor of its own.
-    forward, backward = forward + w.dropout, backward + (1 + 2 * HALF) * w.dropout
+    # Dropout writes a mask of a byte an element, and what is left if it is a kernel of its own. In the backward it
+    # reads the mask, and the gradient of what it dropped is a tensor of its own.
+    forward += (1 + 2 * HALF * drops_apart(w.residual)) * w.dropout
+    backward += (1 + 2 * HALF) * w.dropout
     kept, parts = n if w.dropout else 0.0, c.sizes.whole * (c.shape.parallel != "none")
     shared_input = n * (c.shape.parallel == "two-norms") + parts * (c.shape.parallel == "one-norm")
     return Operator(

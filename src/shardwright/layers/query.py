@@ -111,6 +111,10 @@ class PlanGrid:
         """Bytes of a weight or an activation in forward and backward."""
         return NUMBER_TYPES[self.wide_number].num_bytes
 
+    def gathered_bytes(self, in_float8: bool) -> int:
+        """Bytes of a gathered parameter of a layer: one `in_float8`, where products are in fp8."""
+        return 1 if in_float8 and NUMBER_TYPES[self.precision].peak == "float8" else self.element_bytes
+
     @cached_property
     def orders(self) -> tuple[tuple[int, Numbers], ...]:
         """The orders of the plans, each with a mask of the plans that have it; 1 for all plans."""
@@ -296,7 +300,7 @@ def schedule_column(numbers: Numbers, fact: Callable[[ScheduleFacts], Any]) -> A
 
 
 # Names of policies in a PlanGrid, beside those of operators with "+" between.
-LAYER_POLICIES = ("none", "full", "selective", "stage", "matmul", "kernel", "heads", "experts")
+LAYER_POLICIES = ("none", "full", "selective", "stage", "matmul", "kernel", "heads", "latents", "experts")
 
 
 @cache

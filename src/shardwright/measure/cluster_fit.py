@@ -20,6 +20,8 @@ from shardwright.config.progress_records import tell_part
 from shardwright.cost.calibration import Constants, device_constant, device_of, is_known, shipped
 from shardwright.layers.arrays import Array
 from shardwright.measure.measured_runs.runs import Measured
+from shardwright.measure.measured_runs.score import percentile, weights_of
+from shardwright.measure.validate import predict
 from shardwright.simulate.batch_pricing import batches
 from shardwright.simulate.closed_form import step_time
 
@@ -94,7 +96,7 @@ class ClusterFit:
 def fit_cluster(rows: Sequence[Measured]) -> ClusterFit:
     """The constants of the rows' device that predict them best. PlanError if the rows are of several devices, or of too
     few plans."""
-    rows = [row for row in rows if row.run and row.step_s and not row.faults and row.tier in "AB"]
+    rows = _priced_rows(rows)
     groups = list(dict.fromkeys(row.group for row in rows))
     devices = sorted({row.run.device for row in rows if row.run})
     faults = []
@@ -123,12 +125,19 @@ def fit_cluster(rows: Sequence[Measured]) -> ClusterFit:
         out = np.array([groups.index(row.group) % min(_FOLDS, len(groups)) == fold for row in rows])
         others = replace(problem, rows=tuple(row for row, is_out in zip(rows, out, strict=True) if not is_out))
         held_back[out] = problem.errors(others.fit())[out]
-    medians = [_median_ape(errors) for errors in (problem.errors(still), problem.errors(fitted), held_back)]
-    return ClusterFit(problem.device.name, len(rows), problem.constants(fitted), *medians)
+    weights = weights_of(rows)
+    medians = [
+        percentile(list(np.abs(np.exp(log_errors) - 1)), weights, 0.5)
+        for log_errors in (problem.errors(still), problem.errors(fitted), held_back)
+    ]
+    return ClusterFit(problem.device.name, len(rows), problem.constants(fitted), *map(float, medians))
 
 
-def _median_ape(log_errors: Array) -> float:
-    return float(np.median(np.abs(np.exp(log_errors) - 1)))
+def _priced_rows(rows: Sequence[Measured]) -> list[Measured]:
+    """The rows that tell a device's constants, each with the run that `validate` prices: where a row states no
+    recomputation, the least that fits."""
+    told = [row for row in rows if row.run and row.step_s and not row.faults and row.tier in "AB"]
+    return [replace(p.row, run=p.priced_run) for p in predict(told, shipped()) if p.priced_run]
 
 
 @dataclass(frozen=True)

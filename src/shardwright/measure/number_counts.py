@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from shardwright.config import catalog
 from shardwright.config.base import Spec
 from shardwright.config.elementwise_kernels import ELEMENTWISE_KERNELS
+from shardwright.config.product_modules import PRODUCT_MODULES
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.prediction_range import FACTS
 from shardwright.measure.measured_runs.runs import Measured
@@ -30,6 +31,7 @@ def number_counts(rows: Sequence[Measured]) -> dict[str, int]:
         name: _num_numbers(catalog.read("software", name), SoftwareSpec) for name in catalog.names("software")
     }
     in_kernels = sum(_num_numbers(asdict(kernels) | {"place": ""}) for kernels in ELEMENTWISE_KERNELS.values())
+    in_kernels += sum(_num_numbers([*modules.launches, modules.collective]) for modules in PRODUCT_MODULES.values())
     in_calibrations = sum(
         1
         for file in catalog.names("calibrations")

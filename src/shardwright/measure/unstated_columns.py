@@ -8,7 +8,7 @@ import numpy as np
 
 from shardwright.config.progress_records import tell_share
 from shardwright.cost.calibration import Constants
-from shardwright.measure.measured_runs.row_facts import Row
+from shardwright.measure.measured_runs.row_facts import GRAPHS
 from shardwright.measure.measured_runs.run_table import TableLine, read_lines
 from shardwright.measure.measured_runs.runs import measured
 from shardwright.simulate.batch_pricing import prices
@@ -28,6 +28,7 @@ USUAL_VALUES: Mapping[str, tuple[str, ...]] = {
     "network": ("infiniband", "efa", "tcp"),
     "grads": ("bf16", "fp32"),
     "precision": ("bf16", "fp8"),
+    "graphs": GRAPHS,
 }
 
 
@@ -47,7 +48,7 @@ def unstated_columns(table: Path, constants: Constants) -> list[UnstatedColumn]:
     columns = []
     for number, (name, values) in enumerate(USUAL_VALUES.items()):
         tell_share(name, number / len(USUAL_VALUES))
-        empty = [line for line in lines if not line.row.get(name) and _matters(name, line.row)]
+        empty = [line for line in lines if not line.row.get(name) and _matters(name, line)]
         chosen = empty[:: max(1, -(-len(empty) // _MOST_ROWS))]
         spreads = [spread for line in chosen if (spread := _spread(line, name, values, constants)) is not None]
         if spreads and (median := float(np.median(spreads))) >= _LEAST_SPREAD:
@@ -55,10 +56,14 @@ def unstated_columns(table: Path, constants: Constants) -> list[UnstatedColumn]:
     return sorted(columns, key=lambda column: -column.spread)
 
 
-def _matters(name: str, row: Row) -> bool:
-    """False if a column says nothing of a row's plan: a named framework has its own attention and overlap."""
+def _matters(name: str, line: TableLine) -> bool:
+    """False if a column says nothing of a row's plan: a named framework has its own attention and overlap, and few have
+    CUDA graphs where nothing says so."""
+    row = line.row
     if name in ("attention", "overlap", "grads"):
         return not row.get("software")
+    if name == "graphs":
+        return (run := measured(line).run) is not None and "+graphs-" in run.software
     return name != "software" or not row.get("date")
 
 

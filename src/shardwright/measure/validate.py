@@ -32,7 +32,7 @@ from shardwright.cost.communicators import process_bytes
 from shardwright.cost.prediction_range import families_by_constant, range_ends, share_of_experts
 from shardwright.layers.query import Run
 from shardwright.measure.fit_scores import fit_scores
-from shardwright.measure.measured_runs.row_facts import AMOUNTS, FACT_COLUMNS, SOFTWARE_COLUMNS
+from shardwright.measure.measured_runs.row_facts import AMOUNTS, COLUMNS, FACT_COLUMNS, SOFTWARE_COLUMNS
 from shardwright.measure.measured_runs.run_table import TableLine, read_lines
 from shardwright.measure.measured_runs.runs import Measured, measured, read_runs
 from shardwright.measure.measured_runs.score import percentile, share_within, weighted_mean, weights_of
@@ -62,6 +62,7 @@ class Predicted:
     fit_chance: float | None = None  # that it fits
     families_by_constant: Mapping[str, Sequence[str]] | None = None  # of the fit behind it; None: the catalog's
     without: frozenset[str] = frozenset()  # families and generations whose measured runs are left out
+    priced_run: Run | None = None  # the row's, with the recomputation that is assumed where the row states none
 
     @property
     def ratio(self) -> float:
@@ -75,7 +76,7 @@ class Predicted:
         run, time, fitted = self.row.run, self.time, self.families_by_constant
         share = share_of_experts(run, sent_s=time.expert, computed_s=time.compute + time.again, total_s=time.total)
         without = self.without if self.row.knows_software else None
-        shares = {"expert_share": share, "host_share": time.host / time.total}
+        shares = {"expert_share": share, "host_share": time.host_share}
         low, high = range_ends(run, shipped(), **shares, fitted=fitted, without=without)
         return float(low * self.time.total), float(high * self.time.total)
 
@@ -131,7 +132,9 @@ def _predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
         needed_bytes, spread = float(judged[n].memory.process), SPREAD if row.knows_software else UNNAMED_SPREAD
         chance = fit_chance(needed_bytes, device_of(run.device).offered_bytes, spread)
         num_gb = _reported(row, run, memory, constants) / GB
-        predictions.append(Predicted(row, price.time, num_gb, is_fitting[n], reason="", fit_chance=chance))
+        predictions.append(
+            Predicted(row, price.time, num_gb, is_fitting[n], reason="", fit_chance=chance, priced_run=run)
+        )
     return predictions
 
 
@@ -190,6 +193,7 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     tell_part(say("columns that would tell most"), 2, _PARTS)
     scores["unnamed_software"] = sum(not p.row.knows_software for p in every_row)
     scores["missing_columns"] = [name for name in FACT_COLUMNS if not any(name in row.columns for row in measurements)]
+    scores["unread_columns"] = sorted({name for row in measurements for name in row.columns - COLUMNS})
     scores["unstated_columns"] = [asdict(column) for column in unstated_columns(runs, constants)]
     scores["not_predicted"] = {p.row.id: p.reason for p in rows if p.time is None}
     scores["apart"] = _apart(every_row) | {"faults": _faults(runs, every_row)}

@@ -42,13 +42,21 @@ def gathered_bytes(
         waiting = (np.maximum(facts.buffered[1], _largest_weight(run)),) * 2
     in_turn = 1 - keeps_whole(grid, software)
     in_layer, at_loss = in_layer * in_turn, at_loss * in_turn
-    element_bytes = FLOAT32 if facts.gathers_wide else grid.element_bytes
     held = (
-        np.where(grid.zero == 3, weights * element_bytes + gradients * software.scattered_bytes, shared)
+        np.where(grid.zero == 3, _in_bytes(run, software, weights) + gradients * software.scattered_bytes, shared)
         for weights, gradients in zip((in_layer, at_loss), waiting, strict=True)
     )
     beside_layer, beside_loss = (num_bytes * (num_replicas(grid) > 1) for num_bytes in held)
     return beside_layer, beside_loss
+
+
+def _in_bytes(run: Run, software: SoftwareSpec, weights: Numbers) -> Numbers:
+    """Bytes of gathered weights, of which those of tables are never in fp8."""
+    grid = run.grid
+    if software.zero.gathers_wide:
+        return FLOAT32 * weights
+    of_tables = np.minimum(weights, run.shape.num_tables * run.shape.table_elements / grid.tp)
+    return grid.gathered_bytes(software.float8_gather) * (weights - of_tables) + grid.element_bytes * of_tables
 
 
 def _largest_weight(run: Run) -> Numbers:

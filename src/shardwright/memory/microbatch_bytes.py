@@ -10,7 +10,15 @@ import numpy as np
 from shardwright.config.layer_kind import has_experts, is_layer
 from shardwright.cost.calibration import software_under
 from shardwright.layers.arrays import Array, Numbers, stacked_rows
-from shardwright.layers.chains import Chain, cast_bytes, chains, kept_bytes, placeholder_elements, turn_bytes
+from shardwright.layers.chains import (
+    ONE_BY_ONE,
+    Chain,
+    cast_bytes,
+    chains,
+    kept_bytes,
+    placeholder_elements,
+    turn_bytes,
+)
 from shardwright.layers.embedding_head import logits, loss_bytes
 from shardwright.layers.layer_tensors import BLOCK, FLOAT32
 from shardwright.layers.memo import Memo, layer_columns, layer_words
@@ -18,8 +26,6 @@ from shardwright.layers.operators import Context
 from shardwright.layers.query import Run
 from shardwright.layers.stage_contents import LayerKind, PipelineRanks
 from shardwright.memory.allocator_slack import StreamBlocks, largest_block, stream_blocks
-
-_ONE_BY_ONE = ("none", "selective")  # policies that recompute operators one by one, each just before it is used
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def _rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
         if software.splits_inputs and policy == "full":
             kept = np.where(run.grid.sequence_parallel, kept, kept / run.grid.tp)
         casts = cast_bytes(chain, software)
-        values += [kept + casts * (policy in _ONE_BY_ONE), kept_bytes(chain, "none") + casts, turn_bytes(chain, policy)]
+        values += [kept + casts * (policy in ONE_BY_ONE), kept_bytes(chain, "none") + casts, turn_bytes(chain, policy)]
         values += [blocks.forward, blocks.backward, largest_block(chain)]
     # Layers of one kind of MLP have products of the same shapes.
     chain_of_mlp = {has_experts(kind): chain for kind, chain in pieces.items() if is_layer(kind)}
@@ -124,7 +130,7 @@ class StageLayers:
             blocks.append((count, StreamBlocks(layer.in_forward, layer.in_backward)))
             largest = np.maximum(largest, layer.largest * (count > 0))
             in_turn = layer.in_turn * (count > 0)
-            if policy not in _ONE_BY_ONE:  # a layer or a stage keeps all while it is recomputed
+            if policy not in ONE_BY_ONE:  # a layer or a stage keeps all while it is recomputed
                 recomputed = np.where(count > 0, layer.all_kept - layer.kept, 0.0)
                 of_stage = recomputed * count / grid.virtual if policy == "stage" else 0.0
                 stage_recomputed = stage_recomputed + of_stage

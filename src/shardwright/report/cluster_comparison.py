@@ -16,7 +16,7 @@ from shardwright.config.link_words import link_words
 from shardwright.config.percent import percent_text
 from shardwright.config.phrase import capitalized, fixed, in_language, note_phrase, say
 from shardwright.config.text_columns import terminal_width
-from shardwright.config.units import days_column, number_text, tokens_text
+from shardwright.config.units import counted_phrase, days_column, number_text, tokens_text
 from shardwright.cost.money import device_hour_price, price_words, usd_per_device_hour
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.search.objectives import Objective
@@ -139,9 +139,9 @@ def _heading(clusters: Sequence[ClusterPlan]) -> Part:
         return paragraph(words)
     return paragraph(
         say(
-            "{run}, {sequences:,} sequences of {tokens:,} tokens a step, computed in {number}",
+            "{run}, {sequences} of {tokens:,} tokens a step, computed in {number}",
             run=words,
-            sequences=job.batch.global_batch_size,
+            sequences=counted_phrase(job.batch.global_batch_size, "sequence"),
             tokens=job.model.sequence,
             number=job.precision.product_number,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shardwright.config.base import printable
 from shardwright.config.phrase import ENGLISH, Phrase, in_language, say
 from shardwright.config.text_columns import num_columns
-from shardwright.config.units import GIB, counted_phrase, memory_text, seconds_text
+from shardwright.config.units import GIB, memory_text, seconds_text
 
 EXPERTS = "a group of"  # with which a finding on experts begins
 _LABELS = 8  # columns of the names of lines
@@ -48,7 +48,7 @@ def no_fit(way_out: str) -> Phrase:
 
 def file_check_text(check: FileCheck, language: str = ENGLISH) -> str:
     """The lines of a file in a language: its name and system, then legality, memory, batch, experts, slack and time.
-    Each finding has a way out."""
+    Each finding has a way out; all of those by which a file is not legal are there."""
     lines = [_printable(f"{check.name} ({check.system})")]
     for name, text in _lines(check):
         label = in_language(name, language)
@@ -62,17 +62,16 @@ def _printable(text: str) -> str:
 
 def _lines(check: FileCheck) -> list[tuple[str, str]]:
     """(name, text) of the lines below the name of a file."""
-    if not check.readable:
-        return [(say("read"), say("no: {reason}", reason=check.findings[0]))]
-    if not check.legal:
-        more = len(check.findings) - 1
+    if not (check.readable and check.legal):
+        first, *others = check.findings
+        refused = say("legal") if check.readable else say("read")
         divides = [fault for fault in check.findings if _DIVIDES.search(fault)]
-        lines: list[tuple[str, str]] = [(say("legal"), say("no: {reason}", reason=check.findings[0]))]
-        if more:
-            further = counted_phrase(more, "further finding")
-            lines = [(say("legal"), say("no: {reason} (and {more})", reason=check.findings[0], more=further))]
-        return lines + [(say("divides"), say("no: {reason}", reason=fault)) for fault in divides[:1]]
-    lines = [(say("legal"), say("yes")), (say("fits"), _fit(check))]
+        return [
+            (refused, say("no: {reason}", reason=first)),
+            *((say("also"), fault) for fault in others),
+            *((say("divides"), say("no: {reason}", reason=fault)) for fault in divides[:1]),
+        ]
+    lines: list[tuple[str, str]] = [(say("legal"), say("yes")), (say("fits"), _fit(check))]
     batch = say(
         "batch {batch} in {microbatches} microbatches a replica", batch=check.batch, microbatches=check.microbatches
     )

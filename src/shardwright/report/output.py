@@ -21,7 +21,7 @@ def write_output(path: Path, text: str, option: str) -> None:
     An existing file is replaced only if it begins as the text does: otherwise it may be the job that was read. On a
     full disk it keeps its text, and of a new one nothing is left.
     """
-    _refuse_other_file(path, text, option)
+    refuse_other_file(path, text, option)
     before = _bytes_before(path)
     try:
         write_text(path, text)
@@ -101,7 +101,7 @@ def replace_output(path: Path, text: str, option: str, dry_run: bool = False) ->
                 say("output"), [say("{option} {path} is a folder; name a file in it", option=option, path=path)]
             )
         return
-    _refuse_other_file(path, text, option)
+    refuse_other_file(path, text, option)
 
     def named(text: str) -> str:
         return text.replace(str(new_path), str(path))
@@ -118,7 +118,7 @@ def replace_output(path: Path, text: str, option: str, dry_run: bool = False) ->
             new_path.unlink(missing_ok=True)
 
 
-def _refuse_other_file(path: Path, text: str, option: str) -> None:
+def refuse_other_file(path: Path, text: str, option: str) -> None:
     """Raise PlanError if the file exists and was not written by this option."""
     if _has_other_header(path, text):
         refusal = say(

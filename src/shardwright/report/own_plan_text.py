@@ -12,7 +12,7 @@ from shardwright.planner.advice.neighbours import recompute_words
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.report.document import Lines, Paragraph, Part, paragraph
 from shardwright.report.fit_verdict import kinds_words, offered_bytes
-from shardwright.report.plans_text import job_words, step_text
+from shardwright.report.plans_text import job_words, lacking, step_text
 
 if TYPE_CHECKING:  # these modules are loaded only when a plan is explained
     from shardwright.planner.advice.repair import Misfit
@@ -32,7 +32,22 @@ def own_paragraph(own_plan: OwnPlan, plans: list[PricedPlan]) -> Part:
         distance=_distance(own_priced, plans),
         process=own_priced.memory.process / GIB,
     )
-    return paragraph(takes, _standing_text(own_plan.standing), _misfit_words(own_plan.misfit))
+    return paragraph(
+        takes, _lacking_words(own_priced), _standing_text(own_plan.standing), _misfit_words(own_plan.misfit)
+    )
+
+
+def _lacking_words(own_priced: PricedPlan) -> str:
+    """Why the space of plans has no plan like the job's own: the features of it that the software lacks."""
+    missing = lacking(own_priced)
+    if not missing:
+        return ""
+    software = own_priced.job.cluster.software
+    return say(
+        "It needs {missing}, which {software} lacks, so it is not among the plans searched.",
+        missing=missing,
+        software=software,
+    )
 
 
 def _misfit_words(misfit: "Misfit | None") -> str:

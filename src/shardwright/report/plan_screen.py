@@ -8,7 +8,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.percent import percent_text
 from shardwright.config.phrase import each, note_phrase, say
 from shardwright.config.text_columns import terminal_width
-from shardwright.config.units import GIB, days_column, number_text, seconds_text, tokens_text
+from shardwright.config.units import GIB, counted_phrase, days_column, number_text, seconds_text, tokens_text
 from shardwright.cost.failures import Goodput
 from shardwright.cost.money import price_words
 from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPlan
@@ -102,12 +102,12 @@ def _heading(advice: Advice) -> Part:
     job, cluster = advice.job, advice.job.cluster
     return paragraph(
         say(
-            "{model} on {devices:,} {device}, {sequences:,} sequences of {tokens:,} tokens a step, computed in "
+            "{model} on {devices:,} {device}, {sequences} of {tokens:,} tokens a step, computed in "
             "{number}; {plans:,} plans searched in {seconds:.1f} s",
             model=model_name(job),
             devices=cluster.num_devices,
             device=cluster.device,
-            sequences=job.batch.global_batch_size,
+            sequences=counted_phrase(job.batch.global_batch_size, "sequence"),
             tokens=job.model.sequence,
             number=job.precision.product_number,
             plans=advice.tally.num_plans,

@@ -10,7 +10,7 @@ from shardwright.config.job import STATED, JobSpec
 from shardwright.config.job_file import NAME_FIELDS, PATH_FIELDS
 from shardwright.config.phrase import below, in_language, say
 from shardwright.config.text_columns import aligned
-from shardwright.config.toml_text import toml_text, value_text
+from shardwright.config.toml_text import JOB_BEGINNING, toml_text, value_text
 from shardwright.config.units import seconds_text
 from shardwright.config.user_file import path_exists
 from shardwright.report.output import replace_output, write_output
@@ -60,7 +60,7 @@ def _toml_of(job: JobSpec, stated: Mapping[str, set[str]]) -> str:
     for section, names in stated.items():
         if kept := {name: all_fields[section][name] for name in STATED[section] if name in names}:
             fields[section] = fields.get(section, {}) | kept
-    lines: list[str] = ["# A job that shardwright wrote", f"name = {value_text(fields.pop('name', job.name))}"]
+    lines: list[str] = [JOB_BEGINNING, f"name = {value_text(fields.pop('name', job.name))}"]
     for section, values in fields.items():
         lines += ["", *_section(section, values)]
     return "\n".join(lines) + "\n"

@@ -20,12 +20,7 @@ def validation_text(
     parts: list[Part] = [
         *_columns(result),
         paragraph(_numbers(result["numbers"])),
-        say(
-            "{predicted} of {rows} rows predicted. Error of the step time:",
-            predicted=result["predicted"],
-            rows=result["rows"],
-        ),
-        AlignedRows(_table(result)),
+        *_step_times(result),
         *_rows(predictions),
         *_memory(result),
         *_order(result),
@@ -36,6 +31,17 @@ def validation_text(
         parts.append(Lines((say("Not predicted:"), *rows)))
     parts += _faults(result["apart"]["faults"])
     return document_text(parts, language)
+
+
+def _step_times(result: Mapping[str, Any]) -> list[Part]:
+    """The number of rows that are predicted, and the errors of their step times, where one was measured."""
+    counts = {name: result[name] for name in ("predicted", "rows")}
+    if not (result["by_family"] or result["tier_b"]["by_family"] or "mape" in result["apart"]):
+        return [paragraph(say("{predicted} of {rows} rows predicted; no row has a measured step time.", **counts))]
+    return [
+        say("{predicted} of {rows} rows predicted. Error of the step time:", **counts),
+        AlignedRows(_table(result)),
+    ]
 
 
 def _table(result: Mapping[str, Any]) -> list[list[str]]:
@@ -146,6 +152,13 @@ def _columns(result: Mapping[str, Any]) -> list[Part]:
                 columns=tuple(missing),
             )
         )
+    if unread := result["unread_columns"]:
+        lines.append(
+            say(
+                "Nothing reads the columns {columns}; those that are read are in benchmarks/truth/README.md.",
+                columns=tuple(unread),
+            )
+        )
     if unnamed := result["unnamed_software"]:
         lines.append(
             say(
@@ -194,8 +207,8 @@ def _memory_errors(result: Mapping[str, Any]) -> list[str]:
         return []
     return [
         say(
-            "Memory, where the allocator's peak was measured: {error:.1f} %. By family, median and mean error: "
-            "{families}.",
+            "Memory, where the allocator's peak was measured: {error:.1f} % in the mean. By family, median and mean "
+            "error: {families}.",
             error=100 * result["memory_mape"],
             families=each(families),
         )

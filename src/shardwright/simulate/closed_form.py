@@ -63,6 +63,11 @@ class StepTime:
     low: Numbers
     high: Numbers
 
+    @property
+    def host_share(self) -> Numbers:
+        """The share of the step in which its host works alone: copies and updates there, and what a step has beside."""
+        return (self.host + self.other - self.slower) / self.total
+
 
 @dataclass(frozen=True)
 class _Steps:
@@ -115,13 +120,14 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     hfu = mfu * (1.0 + steps.all_ranks.flops_again / (run.shape.num_passes * steps.all_ranks.flops))
     computed, again, sent = m * (pace.forward + pace.input_grad + pace.weight_grad), m * pace.again, m * pace.expert
     expert_share = share_of_experts(run, sent_s=sent, computed_s=computed + again, total_s=total)
-    low, high = range_ends(run, constants, expert_share=expert_share, host_share=(host + m * pace.host) / total)
     step = StepTime(
         total=total, compute=computed, again=again,
         tensor=m * pace.tensor, context=m * pace.context, expert=sent, data=data + m * pace.shard,
         messages=messages, bubble=waits, optimizer=optimizer, host=host + m * pace.host, other=rates.step_s + slower,
-        slower=slower, mfu=mfu, hfu=hfu, low=total * low, high=total * high,
+        slower=slower, mfu=mfu, hfu=hfu, low=total, high=total,
     )  # fmt: skip
+    low, high = range_ends(run, constants, expert_share=expert_share, host_share=step.host_share)
+    step = replace(step, low=total * low, high=total * high)
     spare_s = m * steps.spare_s * (1 + rates.jitter * np.log2(nodes))
     return (only(step), float(spare_s[0])) if run.grid.is_single else (step, spare_s)
 

@@ -233,7 +233,7 @@ _MOST_LISTED = 12
 
 def known_hint(kind: Kind, name: str) -> str:
     """A way out for a name that no entry of a kind has: the nearest names, or the command that lists the many."""
-    known = names(kind)
+    known = known_models() if kind == "models" else names(kind)
     if kind in _LISTED and len(known) > _MOST_LISTED and "/" not in name and not nearest(name, known):
         return say("there are {count}, which `shardwright {kind}` lists", count=len(known), kind=kind)
     return did_you_mean(name, known)

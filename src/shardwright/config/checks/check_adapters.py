@@ -71,14 +71,19 @@ def _row_widths(model: ModelSpec) -> tuple[tuple[str, int], ...]:
 def _model_faults(job: JobSpec) -> Iterator[str]:
     """Faults of models whose maps have no adapters here."""
     model = job.model
-    for setting, is_there in (
-        ("model.latent", model.is_latent),
-        ("model.mtp_layers", model.mtp_layers),
-        ("model.parallel_block", model.parallel_block != "none"),
+    for setting, is_there, maps in (
+        ("model.latent", model.is_latent, say("maps of latent attention")),
+        ("model.mtp_layers", model.mtp_layers, say("layers for further tokens")),
+        (
+            "model.parallel_block",
+            model.parallel_block != "none",
+            say("blocks whose attention and MLP run side by side"),
+        ),
     ):
         if is_there:
             yield say(
-                "model.adapter is for maps of dense layers, and {setting} is set; leave one of them out",
+                "{maps} have no adapters here, and {setting} is set beside model.adapter; leave one of them out",
+                maps=maps,
                 setting=setting,
             )
     yield from _target_faults(model)

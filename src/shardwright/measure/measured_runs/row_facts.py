@@ -6,6 +6,7 @@ that have none.
 
 import re
 from collections.abc import Mapping
+from typing import get_args
 
 from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.catalog import did_you_mean
@@ -17,8 +18,9 @@ from shardwright.config.optimizer_facts import OPTIMIZERS
 from shardwright.config.phrase import say
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.config.software_changes import HOST_CHANGES, OVERLAPS
+from shardwright.config.software_changes import HOST_CHANGES, OVERLAP_WORDS
 from shardwright.config.token_dispatchers import dispatcher_names
+from shardwright.config.usual_runs import Graphs
 from shardwright.layers.query import LAYER_POLICIES
 from shardwright.measure.measured_runs.flops_convention import FLOPS_COUNTED
 
@@ -78,8 +80,7 @@ OFFLOADS = ("activations", "optimizer", "parameters")
 # Of an update in host memory: by all cores that a process has, and copies of pinned memory; separated by blanks.
 HOST_WORDS = tuple(change.removeprefix("host-") for change in HOST_CHANGES)
 
-# CUDA graphs: none, of parts of layers, or one of a whole step.
-GRAPHS = ("none", "parts", "step")
+GRAPHS = get_args(Graphs)
 
 # Columns that say what ran a row.
 SOFTWARE_COLUMNS = (
@@ -176,7 +177,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "flops_counted": FLOPS_COUNTED,
     "memory_kind": MEMORY_KINDS,
     "network": NETWORKS.names,
-    "overlap": (*OVERLAPS, *(f"no-{axis}" for axis in OVERLAPS)),
+    "overlap": OVERLAP_WORDS,
     "dispatcher": tuple(dispatcher_names()),
     "graphs": GRAPHS,
     "oom": ("yes", "no"),
@@ -186,6 +187,15 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "cp_method": CONTEXT_METHODS.names,
     "optimizer": OPTIMIZERS.names,
 }
+
+
+# Columns that identify a row, name its device, are for people, or are what others were taken from.
+_OTHER_COLUMNS = (
+    *("id", "source", "verified", "model", "gpu", "kind", "notes"),
+    *("flops_convention", "plan_group", "step_time_calc", "tps_per_gpu_calc"),
+    *("device_gib", "measured_gib"),
+)
+COLUMNS = frozenset((*WHOLE, *AMOUNTS, *_WORDS, *SOFTWARE_COLUMNS, *_OTHER_COLUMNS))
 
 
 def _word_fault(name: str, text: str) -> str:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from shardwright.config import catalog
 from shardwright.config.attention_kernels import kernel_names
-from shardwright.config.number_types import NUMBER_TYPES, number_called
+from shardwright.config.number_types import NUMBER_TYPES, NumberType, number_called
 from shardwright.config.software import SoftwareSpec, software_of
 from shardwright.config.software_changes import HOST_CHANGES, OVERLAPS
 from shardwright.config.software_generations import generation_of, months, nearest_generation
 from shardwright.config.software_support import had_by
 from shardwright.config.token_dispatchers import dispatcher_names
-from shardwright.config.usual_runs import UsualSpec
+from shardwright.config.usual_runs import UsualSettingsSpec, UsualSpec
 from shardwright.cost.calibration import device_of
 from shardwright.measure.measured_runs.row_facts import Row, whole
 
@@ -34,17 +34,31 @@ def software_of_row(row: Row, without: frozenset[str] = frozenset()) -> str:
     changes = []
     if (kernel := kernel_names().get(row.get("attention") or "")) and kernel != software.attention:
         changes.append(kernel)
-    for word in (row.get("overlap") or "").split():
+    usual = _usual_settings(software, row)
+    for word in (row.get("overlap") or "").split() or (usual.overlap if usual else ()):
         axis, is_hidden = word.removeprefix("no-"), not word.startswith("no-")
         if any(getattr(software, field) != is_hidden for field in OVERLAPS[axis]):
             changes.append(f"overlap-{axis}" if is_hidden else f"no-overlap-{axis}")
     if dispatcher := dispatcher_names().get(row.get("dispatcher") or ""):
         changes.append(dispatcher)
     changes += [change for column, (value, change) in FLAG_CHANGES.items() if row.get(column) == value]
-    if row.get("graphs") in ("parts", "step"):
-        changes.append(f"graphs-{row['graphs']}")
+    if (graphs := row.get("graphs") or (usual.graphs if usual else "")) in ("parts", "step"):
+        changes.append(f"graphs-{graphs}")
     changes += [change for word in (row.get("host") or "").split() if (change := f"host-{word}") in HOST_CHANGES]
     return "+".join([name, *changes])
+
+
+def _usual_settings(software: SoftwareSpec, row: Row) -> UsualSettingsSpec | None:
+    """The settings that are usual where a row does not say them."""
+    for usual in software.usual_settings:
+        if usual.hold(device_of(row["gpu"]).generation, _number_of(row).is_narrow):
+            return usual
+    return None
+
+
+def _number_of(row: Row) -> NumberType:
+    """The number type of a row's products."""
+    return NUMBER_TYPES[number_called(row.get("precision") or "") or "bf16"]
 
 
 def _described(row: Row, without: frozenset[str]) -> str:
@@ -71,7 +85,7 @@ class _Usual:
     def of(cls, row: Row, month: str, without: frozenset[str]) -> "_Usual":
         """The usual software; `month` is the one that the row states, if any."""
         device = device_of(row["gpu"])
-        number = NUMBER_TYPES[number_called(row.get("precision") or "") or "bf16"]
+        number = _number_of(row)
         if not (month := month or _month(row.get("date") or "")):
             went_out = number.usual_until if device.peak_flops("bf16") else ""
             month = min(filter(None, (device.in_use, went_out))) if device.in_use else ""

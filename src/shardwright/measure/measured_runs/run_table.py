@@ -6,15 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardwright.config.base import PlanError, error_text
-from shardwright.config.catalog import did_you_mean
+from shardwright.config.base import PlanError, error_text, shortened
+from shardwright.config.catalog import did_you_mean, written_alike
 from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text, system_reason
+from shardwright.measure.measured_runs.row_facts import COLUMNS
 
 Row = dict[str, str]
 NEEDED = ("id", "layers", "hidden", "gpu")  # without these columns no row can be used
 _MOST_BYTES, _MOST_ROWS = 16 * MIB, 20_000
+_SLIP = 0.8  # similarity from which an unknown column is taken for a known one that is written wrong
 _WAY_OUT = say("columns are those of benchmarks/truth/README.md")
 
 
@@ -121,6 +123,17 @@ def _header_faults(header: list[str], path: Path) -> list[str]:
         say("line 1: the header has no column {name}; {hint}", name=repr(name), hint=did_you_mean(name, header)[:300])
         for name in NEEDED
         if name not in header
+    ]
+    faults += [
+        say(
+            "line 1: there is no column {name}, and nothing would read it; write {meant} if that is meant, or leave it "
+            "out",
+            name=repr(shortened(name)),
+            meant=alike[0],
+        )
+        for name in header
+        if name not in COLUMNS
+        and (alike := written_alike(name.lower(), sorted(COLUMNS - set(header)), most=1, share=_SLIP))
     ]
     twice = sorted({name for name in header if name and header.count(name) > 1})
     return faults + [

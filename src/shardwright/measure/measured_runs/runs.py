@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shardwright.config import catalog
 from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.base import error_text
 from shardwright.config.cluster import DeviceSpec
@@ -141,7 +142,7 @@ def run_of_row(row: Row, without: frozenset[str] = frozenset()) -> Run:
     run = Run(
         shape,
         grid,
-        device=spec.name,
+        device=row["gpu"] if catalog.is_file(row["gpu"]) else spec.name,
         software=software,
         devices_per_node=node,
         node_bytes_per_s=_float(row, "intra_bw") * 1e9,

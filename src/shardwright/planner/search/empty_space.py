@@ -1,6 +1,7 @@
 """Faults of constraints that leave a search no plan: the field that is kept, and values that may be kept instead."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -117,7 +118,27 @@ def _alone_too_narrow(job: JobSpec, constraints: Constraints) -> Iterator[str]:
             fields = tuple(f"plan.{other}" for other in others)
             beside_text = say(" beside {fields} as kept", fields=fields)
         way_out = _way_out(job, freer, rows, name)
-        yield say("no plan has {field}{others}; {way_out}", field=held_text, others=beside_text, way_out=way_out)
+        yield say(
+            "no plan has {field}{others}{product}; {way_out}",
+            field=held_text,
+            others=beside_text,
+            product=_product_text(job, constraints) if name in _RANK_AXES else "",
+            way_out=way_out,
+        )
+
+
+_RANK_AXES = ("dp", "tp", "pp", "cp")
+
+
+def _product_text(job: JobSpec, constraints: Constraints) -> str:
+    """The product of the degrees that are kept, if they can't be those of so many devices; else empty."""
+    degrees = {axis: constraints.keep[axis] for axis in _RANK_AXES if axis in constraints.keep}
+    product, devices = math.prod(degrees.values()), job.cluster.num_devices
+    is_possible = product == devices if len(degrees) == len(_RANK_AXES) else devices % product == 0
+    if len(degrees) < 2 or is_possible:
+        return ""
+    words = " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
+    return say(" ({degrees} = {product:,} ranks, of {devices:,})", degrees=words, product=product, devices=devices)
 
 
 def _as_typed(value: Any) -> str:
