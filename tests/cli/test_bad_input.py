@@ -20,6 +20,7 @@ import torch
 
 import shardwright.cli.main
 import shardwright.train.launch.launch
+from shardwright.config import catalog
 from shardwright.config.load import load_job
 from shardwright.config.run_file_names import METRICS
 from shardwright.config.text_columns import num_columns
@@ -186,6 +187,7 @@ def test_a_fault_is_as_wide_as_output_and_beside_json_a_line(
         ("plan.microbatch_size=0", "plan.microbatch_size = 0: it should be greater than 0"),
         ("model.layers=0", "model.layers = 0: it should be greater than 0"),
         ("plan.schedule=zigzag", "plan.schedule = \"zigzag\": it should be 'sequential', 'gpipe', '1f1b'"),
+        ("plan.schedule=流水线", "plan.schedule = \"流水线\": it should be 'sequential'"),
         ("run.device=tpu", "run.device = \"tpu\": it should be 'auto', 'cpu' or 'cuda'"),
         ("optimizer.learning_rate=nan", "optimizer.learning_rate = nan: it should be a finite number"),
         ("optimizer.learning_rate=inf", "optimizer.learning_rate = inf: it should be a finite number"),
@@ -330,8 +332,15 @@ def test_a_long_value_is_shortened(refused: Refused) -> None:
             ["model.name=llama3-8b"],
         ),
         (
+            ['model={name = "none-like-it"}'],
+            "model.name 'none-like-it' is not in the catalog, and no other field describes the model; "
+            f"there are {len(catalog.known_models())}, which `shardwright models` lists",
+            ["model.name=llama3-8b"],
+        ),
+        (
             ["cluster.name=dgx"],
-            "cluster.name 'dgx' is not in the catalog, and no other field describes the cluster; there are: a100-8x4",
+            "cluster.name 'dgx' is not in the catalog, and no other field describes the cluster; "
+            f"there are {len(catalog.names('clusters'))}, which `shardwright clusters` lists",
             ["cluster.devices_per_node=8"],
         ),
     ],

@@ -48,6 +48,14 @@ def test_memory_that_lacks_is_told_with_a_way_out(tmp_path: Path) -> None:
     assert "GiB too much; the nearest plan that does: --set" in lines[2]
 
 
+def test_every_finding_of_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("[model]\nhiden = 4\n[plan]\ntp = 0\ntpp = 2\n")
+    lines = CliRunner().invoke(cli, ["check", str(tmp_path / "job.toml")]).output.splitlines()
+    _, (check,) = checked(str(tmp_path / "job.toml"))
+    assert [line[:10].strip() for line in lines[1:]] == ["legal", "also", "also"]
+    assert [line[10:].removeprefix("no: ") for line in lines[1:]] == check["findings"]
+
+
 def test_a_batch_that_does_not_divide_is_a_finding(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     text = Path(SCRIPT).read_text().replace("--global-batch-size 512", "--global-batch-size 511")

@@ -12,6 +12,7 @@ import shardwright as sw
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
+from shardwright.config.toml_text import JOB_BEGINNING
 
 pytestmark = pytest.mark.usefixtures("searched_once")
 
@@ -57,6 +58,25 @@ def test_degrees_of_another_cluster_do_not_matter() -> None:
     assert "512 ranks, and cluster 'a800-512' has 16 nodes x 8 devices = 128; use dp 8" in text
     legal = plans(*asked, "--set", "plan.dp=8")
     assert [plan["plan"] for plan in legal] == [plan["plan"] for plan in results]
+
+
+def test_an_own_plan_that_the_software_lacks_is_told_so() -> None:
+    kept = ("cp=2", "recompute=none", "schedule=interleaved-1f1b", "microbatch_size=1", "tp=8", "pp=16")
+    asked = ("plan", "llama3-405b-16k", *(word for field in kept for word in ("--keep", f"plan.{field}")))
+    reason = "It needs ZeRO-2, which megatron-core lacks, so it is not among the plans searched."
+    assert reason in printed(*asked, "--for", "megatron")
+    assert "which megatron-core lacks" not in printed(*asked, "--for", "megatron", "--set", "plan.zero=1")
+    assert "not among the plans searched" not in printed(*asked)
+
+
+@pytest.mark.parametrize("command", ["plan", "layout"])
+def test_a_file_that_would_be_lost_is_refused_before_the_search(tmp_path: Path, command: str) -> None:
+    own = tmp_path / "mine.toml"
+    own.write_text('[model]\nname = "llama3-8b"\n')
+    fault = refusal(command, "no-such-job", "--toml", str(own))
+    assert fault.faults[0].startswith(f"--toml {own} is there, and is no file that --toml wrote: it would be lost")
+    own.write_text(f"{JOB_BEGINNING}\n")
+    assert "no-such-job" in refusal(command, "no-such-job", "--toml", str(own)).faults[0]
 
 
 @pytest.mark.sampled(2)

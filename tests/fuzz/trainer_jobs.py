@@ -20,6 +20,12 @@ FILES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], int]] = {
     "megatron-bridge": ("", ("config.json",), ("model.", "train.", "ddp."), 32),
     "ms-swift": ("", ("config.json",), ("",), 8),
     "nanotron": ("nanotron.yaml", (), ("model.model_config.", "parallelism.", "tokens.", "optimizer."), 0),
+    "nemo-recipes": (
+        "",
+        ("config.json",),
+        ("trainer.", "trainer.strategy.", "trainer.strategy.ddp.", "data.", "optim.config."),
+        16,
+    ),
     "picotron": ("picotron.json", ("config.json",), ("model.", "distributed.", "training."), 0),
     "primus": ("primus/harbour-pretrain.yaml", (), ("modules.pre_trainer.overrides.",), 16),
     "trl": ("trl.yaml", ("accelerate-zero3.yaml", "config.json"), ("",), 8),
@@ -40,8 +46,16 @@ _WRITTEN: dict[str, dict[str, Any]] = {
         "max_length": 4096, "packing": "true", "save_steps": 100, "dataset": "harbour/letters", "train_iters": 40,
         "attention_backend": "flash",
     },
+    "nemo-recipes": {
+        "trainer.max_steps": 500, "trainer.val_check_interval": 50, "trainer.log_every_n_steps": 10,
+        "trainer.num_nodes": 2, "trainer.devices": 8, "trainer.strategy.tensor_model_parallel_size": 4,
+        "trainer.strategy.sequence_parallel": True, "trainer.strategy.gradient_as_bucket_view": True,
+        "trainer.strategy.ckpt_async_save": True, "trainer.strategy.ddp.grad_reduce_in_fp32": True,
+        "trainer.strategy.ddp.check_for_nan_in_grad": True, "data.seq_length": 4096, "data.global_batch_size": 64,
+        "data.micro_batch_size": 1, "data.num_workers": 4, "optim.config.lr": 1e-4, "optim.config.clip_grad": 1.0,
+    },
 }  # fmt: skip
-_LEAVES = ("primus", "flagscale", "megatron-bridge")  # whose settings are named without their sections
+_LEAVES = ("primus", "flagscale", "megatron-bridge", "nemo-recipes")  # whose settings are named without their sections
 
 
 @cache
@@ -88,6 +102,13 @@ def _text(system: str, settings: dict[str, Any]) -> str:
         lines = [f"    cfg.{name} = {value!r}" for name, value in settings.items()]
         model = "    cfg.model = AutoBridge.from_hf_pretrained('harbour/Harbour-8B').to_megatron_provider()"
         return "\n".join(["def config():", "    cfg = _pretrain_common()", model, *lines, "    return cfg", ""])
+    if system == "nemo-recipes":
+        lines = [f"    recipe.{name} = {value!r}" for name, value in settings.items()]
+        parts = "model=run.Config(HarbourModel), trainer=run.Config(Trainer, strategy=run.Config(MegatronStrategy, "
+        parts += "ddp=run.Config(DDPConfig))), data=run.Config(MockDataModule), "
+        parts += "optim=run.Config(MegatronOptimizerModule, config=run.Config(OptimizerConfig))"
+        made = f"    recipe = run.Partial(pretrain, {parts})"
+        return "\n".join(["import nemo_run as run", "def recipe():", made, *lines, "    return recipe", ""])
     if system == "lightning":
         own = ", ".join(f"{name}={value!r}" for name, value in settings.items() if "." not in name)
         inner = ", ".join(f"{name[9:]}={value!r}" for name, value in settings.items() if name.startswith("strategy."))

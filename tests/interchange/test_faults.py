@@ -47,6 +47,22 @@ def test_flags_that_are_not_known_are_told_and_others_sorted_by_what_they_are_ab
     assert result.without_effect["logs"] == ("--log-interval",) and result.without_effect["checkpoints"] == ("--save",)
 
 
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("--use-distribted-optimizer", "--use-distributed-optimizer"),
+        ("--recompute-granularit full", "--recompute-granularity"),
+        ("--tensor-model-parallel-siz 2", "--tensor-model-parallel-size"),
+    ],
+)
+def test_a_slip_of_a_flag_is_a_fault_with_the_flag_that_may_be_meant(slip: str, meant: str) -> None:
+    (fault,) = faults("megatron", run_sh=MEGATRON + slip)
+    assert fault.startswith(f"{slip}: this is not known here, and {meant} is; write that if it is meant")
+    _, _, way_out = fault.rpartition("--set ")
+    assert read("megatron", way_out, run_sh=MEGATRON + slip).job.plan.tp == 1
+    assert read("megatron", run_sh=MEGATRON + "--adam-beta2 0.9 --adam-beta3 0.9").unknown == ("--adam-beta3 0.9",)
+
+
 def test_what_a_job_can_not_say_is_told() -> None:
     result = read("megatron", run_sh=MEGATRON + "--lr-decay-iters 5 --lr-decay-style cosine --decoupled-lr 1.0")
     assert any("until step 5 there, and until the last of 10 here" in line for line in result.lost)

@@ -242,3 +242,13 @@ def test_norms_behind_layers_are_refused_of_forks_of_gpt_neox() -> None:
     with pytest.raises(PlanError) as caught:
         job_of_texts(SOURCES["gpt-neox"], {"a.yml": shape + own}, Asked(cluster=AskedCluster(8)), "a test")
     assert any("postnorm = True: this is not known here" in fault for fault in caught.value.faults)
+
+
+@pytest.mark.parametrize(("name", "words"), [("grpo_config.yaml", "by rewards"), ("mine.yaml", "neither the system's")])
+def test_options_of_another_kind_of_training_are_refused_by_their_name(name: str, words: str) -> None:
+    start = f"accelerate launch --config_file a.yaml train.py --config {name}"
+    own = {"a.yaml": "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config: {zero_stage: 1}\n"}
+    texts = {"run.sh": f"{start}\n"} | own | {name: "model: {name: me/mine}\ngroup: {size: 4}\n"}
+    with pytest.raises(PlanError) as caught:
+        job_of_texts(SOURCES["accelerate"], texts, Asked(), "run.sh")
+    assert words in caught.value.faults[0]

@@ -24,7 +24,7 @@ def test_older_names_of_mindspeed_mean_latent_attention_and_groups_of_experts() 
     assert (moe.num_groups, moe.groups_kept) == (4, 1)
 
 
-@pytest.mark.parametrize(("layers", "is_read"), [("qwen3", True), ("mine", False)])
+@pytest.mark.parametrize(("layers", "is_read"), [("qwen3", True), ("bailing", True), ("plm", True), ("mine", False)])
 def test_layers_that_mindspeed_names_make_a_script_its_own(layers: str, is_read: bool) -> None:
     flags = f"--qk-layernorm --spec mindspeed_llm.tasks.models.spec.{layers}_spec layer_spec"
     if is_read:
@@ -225,8 +225,14 @@ def test_adapters_of_mindspeed_are_read_where_their_modules_are_maps_of_a_layer(
     defaults = line.replace("--lora-r 4 --lora-alpha 8", "")
     adapter = job_read(script(defaults))[1].job.model.adapter
     assert (adapter.rank, adapter.alpha) == (16, 32.0)
-    for further in ("--num-experts 8 --moe-grouped-gemm", "--qlora"):
-        assert any("adapters, frozen and quantised weights" in fault for fault in faults(script(f"{line} {further}")))
+    assert any("adapters, frozen and quantised weights" in fault for fault in faults(script(f"{line} --qlora")))
+    experts = f"{line} --num-experts 8 --moe-grouped-gemm"
+    assert job_read(script(experts))[1].job.model.adapter.targets == ("query", "key", "value", "out")
+    both = script(experts.replace("linear_proj", "linear_proj linear_fc1 linear_fc2"))
+    (fault,) = faults(both)
+    assert "linear_fc1, linear_fc2: maps of experts have these names, too" in fault
+    said = job_read(both, "model.adapter.targets=[query,expert_up]")[1].job.model.adapter
+    assert said.targets == ("query", "expert_up")
 
 
 def test_adapters_of_a_program_with_options_of_its_own_are_asked_for() -> None:

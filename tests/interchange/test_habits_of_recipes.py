@@ -118,8 +118,33 @@ def test_a_program_that_is_no_python_is_named_where_nothing_else_is_a_reason() -
     ("program", "is_told"), [("pretrain_fastgpt.py", True), ("pretrain_llama2.py", False), ("m/main.py", False)]
 )
 def test_a_program_of_another_model_of_megatrons_kind_is_told(program: str, is_told: bool) -> None:
-    answer = job_read(script(MEGATRON.replace("pretrain_gpt.py", program) + "--global-batch-size 16"))[1]
+    flags = "--global-batch-size 16 --use-rotary-position-embeddings"
+    answer = job_read(script(MEGATRON.replace("pretrain_gpt.py", program) + flags))[1]
     assert (f"{program} is taken for a program that trains the decoder of its flags" in answer.assumed) == is_told
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "is_own"),
+    [
+        ("pretrain_llama.py", "", True),
+        ("own/train_mistral_7b.py", "", True),
+        ("pretrain_opt.py", "", False),
+        ("pretrain_gpt.py", "", False),
+        ("pretrain_llama.py", "--position-embedding-type learned_absolute", False),
+    ],
+)
+def test_a_program_that_is_called_after_a_model_may_have_layers_that_no_flag_says(
+    program: str, flags: str, is_own: bool
+) -> None:
+    texts = script(f"{MEGATRON.replace('pretrain_gpt.py', program)} --global-batch-size 16 {flags}")
+    if not is_own:
+        assert job_read(texts)[1].job.model.positions == "learned"
+        return
+    (fault,) = faults(texts)
+    assert f"{program} is called after a model without learned positions" in fault
+    sets = ("model.positions=rotary", "model.norm=rmsnorm", "model.gated_mlp=true", "model.activation=silu")
+    model = job_read(texts, *sets)[1].job.model
+    assert (model.positions, model.norm, model.gated_mlp) == ("rotary", "rmsnorm", True)
 
 
 def test_processes_that_machines_do_not_share_evenly_are_a_fault() -> None:
@@ -214,6 +239,12 @@ def test_training_to_labels_is_refused(line: str) -> None:
     (fault,) = faults(script(line) | MODEL)
     assert "next tokens" in fault
     assert job_read(script(f"accelerate launch --num_processes 8 train.py {OPTIONS}--do_regression False") | MODEL)
+
+
+@pytest.mark.parametrize(("program", "is_told"), [("train_tts.py", True), ("voice/train.py", True), ("t.py", False)])
+def test_a_decoder_of_sound_is_told_to_have_further_tokens(program: str, is_told: bool) -> None:
+    answer = job_read(script(f"accelerate launch --num_processes 8 {program} {OPTIONS}") | MODEL)[1]
+    assert any("--set model.vocab=N" in line for line in answer.lost) == is_told
 
 
 def test_the_switch_of_fastchat_for_a_base_in_4_bits_is_read() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.api.imported_job import system_and_files
+from shardwright.config.adapter import TARGETS
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.interchange.foreign_job import read_job_of
@@ -44,7 +45,7 @@ def test_a_factory_is_read_with_its_arguments_and_the_words_that_change_it(tmp_p
     ("words", "refused"),
     [
         ("pretrain --factory harbour_70b", "the recipe harbour_70b is in no file here"),
-        ("finetune --factory harbour_8b", "peft = LoRA: adapters"),
+        ("finetune --factory harbour_8b peft.exclude_modules=[linear_fc1]", "peft.exclude_modules = linear_fc1"),
         ("pretrain --factory harbour_8b trainer.accumulate_grad_batches=4", "accumulate_grad_batches = 4 is not"),
         ("pretrain --factory harbour_8b model.config.num_layers=4", "model.config.num_layers is not counted"),
         ("pretrain --factory harbour_8b trainer.strategy.fsdp=megatron", "strategy.fsdp = megatron is not"),
@@ -57,6 +58,73 @@ def test_what_could_change_a_recipe_and_is_not_known_is_refused(words: str, refu
     with pytest.raises(PlanError) as caught:
         started(f"nemo llm {words}", tmp_path)
     assert any(refused in fault for fault in caught.value.faults), caught.value.faults
+
+
+def test_adapters_of_a_recipe_have_its_rank_and_its_maps(tmp_path: Path) -> None:
+    adapter = started("nemo llm finetune --factory harbour_8b", tmp_path).job.model.adapter
+    assert (adapter.rank, adapter.alpha, list(adapter.targets)) == (32, 32, list(TARGETS))
+    words = "peft.dim=8 peft.alpha=16 peft.target_modules=[linear_qkv]"
+    adapter = started(f"nemo llm finetune --factory harbour_8b {words}", tmp_path).job.model.adapter
+    assert (adapter.rank, adapter.alpha, list(adapter.targets)) == (8, 16, ["query", "key", "value"])
+    other = tmp_path / "other.py"
+    other.write_text(Path(RECIPE).read_text(encoding="utf-8").replace("LoRA", "DoRA"), encoding="utf-8")
+    with pytest.raises(PlanError, match="peft = DoRA: adapters"):
+        started("nemo llm finetune --factory harbour_8b", tmp_path, str(other))
+
+
+def test_a_value_of_a_recipe_that_is_not_known_is_a_fault_that_a_field_settles(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    text = Path(RECIPE).read_text(encoding="utf-8")
+    own.write_text(text.replace("global_batch_size=512", "global_batch_size=found_out()"), encoding="utf-8")
+    command = "nemo llm pretrain --factory harbour_8b"
+    with pytest.raises(PlanError) as caught:
+        started(command, tmp_path, str(own))
+    (fault,) = caught.value.faults
+    assert "global_batch_size = found_out() is not known here; say what it is: --set global_batch_size=VALUE" in fault
+    script = tmp_path / "run.sh"
+    asked = Asked({"global_batch_size": "128"}, cluster=AskedCluster(device="h100-sxm"))
+    job = read_job_of(SOURCES["nemo-recipes"], (str(script), str(own)), asked).job
+    assert job.batch.global_batch_size == 128
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (
+            "trainer=trainer(num",
+            "trainer=elsewhere.made(num",
+            "trainer is what elsewhere.made",
+        ),
+        ("run.Config(LlamaModel", "run.Config(MambaModel", "state spaces (Mamba) by its name"),
+        ("run.Config(LlamaModel", "run.Config(LlamaEmbeddingModel", "trains retrieval by its name"),
+        ("        strategy=strategy,", "        strategy='ddp',", "trainer.strategy = ddp is not counted here"),
+        ("ckpt_async_save=True", "own_layers_per_stage=3", "--set own_layers_per_stage=ignore"),
+        ("seq_length=8192,", "seq_length=8192, seq_length_dec=128,", "seq_length_dec = 128"),
+        ("plugins=bf16_mixed(),", "precision='12-mixed',", "plugins = 12-mixed is not known here"),
+    ],
+)
+def test_parts_of_a_recipe_are_read_or_faults(tmp_path: Path, before: str, after: str, words: str) -> None:
+    own = tmp_path / "own.py"
+    text = Path(RECIPE).read_text(encoding="utf-8")
+    assert before in text
+    own.write_text(text.replace(before, after), encoding="utf-8")
+    with pytest.raises(PlanError) as caught:
+        started("nemo llm pretrain --factory harbour_8b", tmp_path, str(own))
+    assert any(words in fault for fault in caught.value.faults), caught.value.faults
+
+
+def test_classes_of_adapters_by_their_words_and_fields_that_change_no_plan_are_read(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    text = (
+        Path(RECIPE).read_text(encoding="utf-8").replace("run.Config(LoRA)", "run.Config(PEFT_STR2CLS[kind.lower()])")
+    )
+    text = text.replace("def finetune_recipe(num_nodes=1):", "def finetune_recipe(num_nodes=1, kind='LoRA'):")
+    more = "    recipe.model.config.cross_entropy_loss_fusion = False\n    recipe.peft.dim = 8\n    return recipe\n"
+    own.write_text(text.replace("    return recipe\n", more), encoding="utf-8")
+    answer = started("nemo llm finetune --factory harbour_8b", tmp_path, str(own))
+    assert answer.job.model.adapter.rank == 8
+    with pytest.raises(PlanError, match="peft = dora: adapters"):
+        started("nemo llm finetune --factory \"harbour_8b(kind='dora')\"", tmp_path, str(own))
 
 
 def test_a_recipe_that_begins_from_one_of_the_same_name_asks_for_its_file(tmp_path: Path) -> None:

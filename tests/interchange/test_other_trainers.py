@@ -172,9 +172,87 @@ def test_primus_computes_layers_of_some_numbers_again(tmp_path: Path) -> None:
     assert [place for place, policy in enumerate(plan.recompute_layers) if policy] == [0, 2]
 
 
-def test_an_adapter_of_a_recipe_is_refused() -> None:
-    with pytest.raises(PlanError, match="peft = LoRA: adapters"):
-        imported("megatron-bridge", "bridge.py config.json", "CONFIG=harbour_8b_peft_config", devices=8)
+def test_an_adapter_of_a_recipe_is_read(tmp_path: Path) -> None:
+    job = imported("megatron-bridge", "bridge.py config.json", "CONFIG=harbour_8b_peft_config", devices=8).job
+    assert (job.model.adapter.rank, job.model.adapter.alpha, len(job.model.adapter.targets)) == (32, 32, 7)
+    lines = (
+        'cfg.peft = default_peft_config("lora", dim=8, alpha=16, target_modules=["linear_proj"])',
+        "cfg.peft = LoRA(dim=8, alpha=16, target_modules=['linear_proj'], dropout=0.0)",
+        "cfg.peft.dim, cfg.peft.alpha = 8, 16\n    cfg.peft.target_modules = ['linear_proj']",
+    )
+    for line in lines:
+        adapter = _bridge(tmp_path, line).job.model.adapter
+        assert (adapter.rank, adapter.alpha, list(adapter.targets)) == (8, 16, ["out"])
+    assert _bridge(tmp_path, "cfg.peft = default_peft_config(None)").job.model.adapter.rank == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("cfg.peft = DoRA()", "peft = DoRA: adapters"),
+        ("cfg.peft.exclude_modules = ['linear_qkv']", "peft.exclude_modules = linear_qkv"),
+        ("cfg.peft.target_modules = ['*.layers.0.*.linear_qkv']", "names *.layers.0.*.linear_qkv"),
+        ("cfg.train = elsewhere.made(4)", "train is what elsewhere.made returns"),
+        ("cfg.train.micro_batch_size = found_out()", "micro_batch_size = found_out()"),
+    ],
+)
+def test_what_a_recipe_has_of_its_own_is_a_fault(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        _bridge(tmp_path, line)
+    assert any(words in fault for fault in caught.value.faults), caught.value.faults
+
+
+def test_a_program_that_changes_a_recipe_asks_for_the_file_of_the_recipe(tmp_path: Path) -> None:
+    program = tmp_path / "go.py"
+    program.write_text(
+        "from megatron.bridge.recipes.harbour.harbour_8b import pretrain_config\n\n\n"
+        "def check_config(cfg):\n    return cfg.train.train_iters > 0\n",
+        encoding="utf-8",
+    )
+    asked = Asked(cluster=AskedCluster(8, H100))
+    with pytest.raises(PlanError, match=r"megatron\.bridge\.recipes\.harbour\.harbour_8b\.pretrain_config is in none"):
+        read_job_of(SOURCES["megatron-bridge"], (str(program),), asked)
+
+
+def test_a_recipe_that_begins_from_an_unknown_function_asks_for_its_file(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    text = (FOLDER / "bridge.py").read_text(encoding="utf-8").replace("_peft_common()", "_peft_common_of_mine()")
+    more = "    cfg.train.train_iters = 3\n    return cfg\n"
+    own.write_text(text.replace("    return cfg\n", more), encoding="utf-8")
+    asked = Asked({"CONFIG": "harbour_8b_peft_config"}, cluster=AskedCluster(8, H100))
+    with pytest.raises(PlanError, match="begins from what _peft_common_of_mine"):
+        read_job_of(SOURCES["megatron-bridge"], (str(own), str(FOLDER / "config.json")), asked)
+
+
+def test_a_recipe_of_images_is_refused_by_its_name(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    text = (FOLDER / "bridge.py").read_text(encoding="utf-8")
+    own.write_text(text.replace("harbour_8b_peft", "harbour_vl_8b_sft"), encoding="utf-8")
+    asked = Asked({"CONFIG": "harbour_vl_8b_sft_config"}, cluster=AskedCluster(8, H100))
+    with pytest.raises(PlanError, match="harbour_vl_8b_sft_config trains images"):
+        read_job_of(SOURCES["megatron-bridge"], (str(own), str(FOLDER / "config.json")), asked)
+
+
+def test_a_recipe_whose_model_is_not_known_asks_for_its_sizes_and_its_gpus_at_once(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    text = (FOLDER / "bridge.py").read_text(encoding="utf-8").replace("import torch\n", "import os\nimport torch\n")
+    text = text.replace("tensor_model_parallel_size = 4", "tensor_model_parallel_size = int(os.environ['TP'])")
+    own.write_text(text.replace("pretrain_32gpu_h100_config", "pretrain_config"), encoding="utf-8")
+    with pytest.raises(PlanError) as caught:
+        read_job_of(SOURCES["megatron-bridge"], (str(own),), Asked({"CONFIG": "harbour_8b_pretrain_config"}))
+    faults = " ".join(caught.value.faults)
+    assert len(caught.value.faults) == 3 and "--set TP=VALUE" in faults
+    assert "nothing says how many GPUs there are" in faults and "--set model.name=NAME" in faults
+
+
+def _bridge(folder: Path, line: str) -> Imported:
+    """The recipe with adapters, with a further line before its end."""
+    text = (FOLDER / "bridge.py").read_text(encoding="utf-8")
+    head, _, tail = text.rpartition("    return cfg")
+    (folder / "bridge.py").write_text(f"{head}    {line}\n    return cfg{tail}", encoding="utf-8")
+    paths = (str(folder / "bridge.py"), str(FOLDER / "config.json"))
+    asked = Asked({"CONFIG": "harbour_8b_peft_config"}, cluster=AskedCluster(8, H100))
+    return read_job_of(SOURCES["megatron-bridge"], paths, asked)
 
 
 RUN_RECIPE = (
@@ -224,7 +302,7 @@ def test_options_of_a_recipe_set_its_fields_and_words_hold_over_them(tmp_path: P
 @pytest.mark.parametrize(
     ("words", "refused"),
     [
-        ("--mode lora", "peft = LoRA: adapters"),
+        ("--mode dora", "peft = DoRA: adapters"),
         ("--mode rl", "--mode of the script"),
         ("--packed_sequence", "--packed_sequence of the script"),
         ("peft.dim=8", "peft.dim is not known here"),

@@ -235,6 +235,12 @@ def test_weights_in_bf16_without_masters_go_there_and_back(name: str) -> None:
     assert differences(job, back) == []
 
 
+@pytest.mark.parametrize(("kind", "reduced"), [("bfloat16", "bf16"), ("float32", "float32")])
+def test_gradients_of_weights_in_bfloat16_are_reduced_in_the_type_that_is_said(kind: str, reduced: str) -> None:
+    changes = f"    c.training.dtype = 'bfloat16'\n    c.training.mixed_precision_reduce = '{kind}'\n"
+    assert taken(f"    c = base()\n{changes}    return c\n").job.precision.reduce_number == reduced
+
+
 def placed(folder: Path, **files: str) -> Path:
     """The launch script of a folder, beside files by their paths."""
     for name, text in {"run.sh": START.replace("mine", "harbour"), **files}.items():

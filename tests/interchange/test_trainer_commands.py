@@ -198,3 +198,16 @@ def test_the_old_name_of_accumulation_counts_in_gpt_neox() -> None:
     texts = {name: (FOLDER / name).read_text(encoding="utf-8") for name in ("neox.yml", "neox-data.yml")}
     texts["neox.yml"] = texts["neox.yml"].replace('"gradient_accumulation_steps": 8', '"gas": 4')
     assert job_read(texts, devices=16)[1].job.batch.global_batch_size == 64  # 4 each of 4, four times
+
+
+@pytest.mark.parametrize("after", ["--do_train False --do_eval True", "--do_predict", "--do_eval --do_train=false"])
+def test_a_command_that_evaluates_after_training_is_not_the_one_that_trains(after: str) -> None:
+    own = "torchrun --nproc_per_node 2 run_clm.py --model_name_or_path me/mine --learning_rate 1e-4 --output_dir x "
+    lines = (
+        f"{own} --per_device_train_batch_size 3 --do_train --do_eval",
+        f"{own} --per_device_train_batch_size 9 {after}",
+    )
+    answer = job_read({"run.sh": "\n".join(["#!/bin/bash", *lines])} | MODEL)[1]
+    assert answer.job.plan.microbatch_size == 3
+    alone = "\n".join(["#!/bin/bash", f"{own} --per_device_train_batch_size 9"])
+    assert job_read({"run.sh": alone} | MODEL)[1].job.plan.microbatch_size == 9

@@ -17,6 +17,7 @@ from shardwright.interchange.reading.settings import Settings
 # The modules of an expert, in the order of EXPERT_TARGETS, in most families and in those of Mixtral's kind.
 _MODULES, _OF_MIXTRAL = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
 _LIKE_MIXTRAL = ("mixtral", "phimoe", "minimax_m2", "minimax")
+_OF_MEGATRON = ("linear_fc1", "linear_fc2")  # of MLPs and of experts alike
 _OF_EXPERTS: dict[Target, Target] = dict(zip(("gate", "up", "down"), EXPERT_TARGETS, strict=True))
 _TARGETS, _BASE = "model.adapter.targets", "model.adapter.base"
 
@@ -65,6 +66,22 @@ def adapter_faults(job: JobSpec, settings: Settings, asked: Mapping[str, Any]) -
                 "its version 5 and in gpt-oss, without; say which: --set {field}=[{beside}], or with experts --set "
                 "{field}=[{all}]",
                 setting=settings.all_linear,
+                field=_TARGETS,
+                beside=",".join(beside),
+                all=",".join([*beside, *inside]),
+            )
+        )
+    of_both = [name for name in settings.adapted_modules if name in _OF_MEGATRON]
+    if of_both and not settings.all_linear and _TARGETS not in asked:
+        maps = _maps_of(job)
+        beside = [target for target in job.model.adapter.targets if target in maps]
+        inside = [target for target in EXPERT_TARGETS if target in maps]
+        faults.append(
+            say(
+                "{modules}: maps of experts have these names, too, and adapters of their own, one that all experts of "
+                "a device share, or none, by the release and how products are grouped; say which: --set "
+                "{field}=[{beside}] for none, or --set {field}=[{all}] for one each",
+                modules=tuple(of_both),
                 field=_TARGETS,
                 beside=",".join(beside),
                 all=",".join([*beside, *inside]),

@@ -61,7 +61,7 @@ _MATTERS = re.compile(
     r"\b(layers?|experts?|moe|kv|heads?|hidden|dense|sizes?|lengths?|len|seq|seqlen|sequences?|batch|microbatch|batches"
     r"|offload\w*|swap\w*|sparse|parallel\w*|degrees?|width|dims?|window\w*|vocab\w*|recompute\w*|remat\w*|shard\w*|mtp"
     r"|bubble|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accum\w*|embed\w*|attention|attn"
-    r"|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides|cla|kvstates|mixture of depths"
+    r"|topk|stages?|pipeline|tokens|ema|checkpointing|galore|apollo|badam|pure|overrides|cla|kvstates|mixture of depths"
     r"|(grads?|gradients?|activations?) (checkpoint|ckpt)|(checkpoint|ckpt) (grads?|gradients?|activations?)"
     r"|(ref|reference|rl|reward|teacher|guide|assistant|proxy|auxiliary|target|critic|judge|old) model"
     r"|(post|sandwich|qk|q|k) ?norm|spec|[a-z]*glu|gelu tanh|outer|subgroup|dualpipe\w*"
@@ -103,7 +103,8 @@ _OF_OTHER_MOMENTS = re.compile(r"\b(sgd|adafactor|lion|muon|sophia\w*|shampoo|so
 _REMARK = re.compile(r"_{0,2}(comment|remark)s?(_|$)|_{1,2}(notes?|readme|doc)(_|$)|//|#")  # names of remarks
 _UNSAID = "?"  # a value that is not known
 _COPIES = ("data_parallel", "data-parallel", "ddp")  # values of a parallelism that a job without other words has
-_NO_VALUES = ("0", "0.0", "none", "null", "false", "no", "full", "standard", "{}", "[]")
+_NO_VALUES = ("0", "0.0", "none", "null", "false", "no", "standard", "{}", "[]")
+_WHOLE = ("full",)  # values of a way of training by which no part of the weights is left out
 
 
 def _has_weight(name: str) -> bool:
@@ -132,7 +133,7 @@ def could_matter(name: str, value: Any, *systems: str) -> bool:
     if _OPTIMIZER.search(_words(name)) and _OF_OTHER_MOMENTS.search(text):
         return True
     is_degree = _DEGREES.search(name) or re.search(r"parallel|degree|size$", name)
-    if text in (*_NO_VALUES, *_COPIES) or (text == "1" and is_degree):
+    if text in (*_NO_VALUES, *_COPIES, *(_WHOLE if trains_a_part(name) else ())) or (text == "1" and is_degree):
         return False
     sections = tuple(section for system in systems for section in _known()["sections"].get(system, ()))
     is_listed = any(name in _known()["changes"].get(system, ()) for system in systems)

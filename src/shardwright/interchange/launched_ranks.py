@@ -10,6 +10,7 @@ from shardwright.config import largest
 from shardwright.config.cluster_facts import usual_divisor
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
+from shardwright.interchange.reading.batch_options import options_of_words
 from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
 from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
@@ -84,6 +85,8 @@ def launched_ranks(words: Sequence[str], batch: Mapping[str, str]) -> LaunchedRa
     ranks = _first_number(sizes, [*_RANKS, *(f"batch-{name}" for name in ("gpus", "ntasks"))])
     per_node = _first_number(sizes, [*_RANKS_OF_NODE, *(f"batch-{name}" for name in _RANKS_OF_NODE[:0:-1])])
     notes: tuple[str, ...] = ()
+    if not of_each and not hosts and (gpus := _gpus_of_task(words)):
+        ranks, per_node = 0, gpus
     if of_each:  # each process of the outer launcher starts those of a node
         outer_ranks = _first_number(options, ["ranks"])
         nodes = nodes or outer_ranks // max(1, _first_number(options, _RANKS_OF_NODE))
@@ -101,6 +104,18 @@ def launched_ranks(words: Sequence[str], batch: Mapping[str, str]) -> LaunchedRa
         nodes, per_node = slots
     missing = tuple(name for key in names for name in unknown_names(plain_text(options.get(key, ""))))
     return LaunchedRanks(nodes, per_node, missing, "" if nodes else hosts, notes)
+
+
+def _gpus_of_task(words: Sequence[str]) -> int:
+    """The GPUs of a node that srun gives to the one task that it starts there, which is a launcher of DeepSpeed: that
+    starts a process for each. 0 if the words say something else."""
+    names = [PurePath(word).name for word in words]
+    if "srun" not in names or "deepspeed" not in names[names.index("srun") :]:
+        return 0
+    own = words[names.index("srun") + 1 : names.index("deepspeed")]
+    sizes = options_of_words([part for word in own for part in re.sub(r"^(-[nNG])(?=\d)", r"\1=", word).split("=", 1)])
+    tasks = sizes.get("ntasks-per-node") or (sizes.get("ntasks", "1") if "nodes" not in sizes else "1")
+    return (whole(sizes.get("gpus-per-node", "")) or 0) if tasks == "1" else 0
 
 
 def _started_sizes(words: Sequence[str], batch: Mapping[str, str]) -> Mapping[str, str]:

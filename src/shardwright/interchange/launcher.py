@@ -30,7 +30,7 @@ from shardwright.interchange.reading.shell_marks import UNKNOWN, readable, unkno
 from shardwright.interchange.reading.shell_script import Script
 from shardwright.interchange.reading.shell_values import Variables
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.training_programs import trains_by_name, trains_nothing
+from shardwright.interchange.training_programs import trains_by_name, trains_nothing, without_evaluations
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,8 @@ def find_training_command(
         )
     trains = [command for command in training_commands if not trains_nothing(_program_of(command.words))]
     training_commands = trains or training_commands
+    places = without_evaluations([command.words for command in training_commands])
+    training_commands = [training_commands[place] for place in places]
     last = training_commands[-1]
     _refuse_lost(last, script)
     _tell_options_behind(last, script)
@@ -201,6 +203,8 @@ def _reasons_without_training(script: Script) -> list[str]:
         )
     named = [*scripts[:2], *asked[:2], *programs[-2:]]
     named = named or _started_otherwise(script, *((*NODE_LAUNCHERS, *_RANK_LAUNCHERS) if others else ()))
+    if not (named or others) and any(name.isdigit() for name in script.variables.defaulted):
+        named = [say("nobody gave the script its arguments, which stand behind --")]
     return list(dict.fromkeys([*named, *others]))[:3]
 
 

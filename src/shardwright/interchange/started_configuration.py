@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from shardwright.config.base import shortened
+from shardwright.config.base import shortened, shortened_path
 from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command
@@ -59,7 +59,7 @@ def started_configuration(texts: Mapping[str, str], asked: Asked, signs: Sequenc
         raise ShellFault(
             say(
                 "{file} has the options of the program, and is not read: name it too",
-                file=shortened(readable(missing[0])),
+                file=shortened_path(readable(missing[0])),
             )
         )
     if not files:

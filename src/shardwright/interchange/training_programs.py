@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import PurePath
 
 from shardwright.config.base import shortened
@@ -61,7 +62,7 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
         "regression",
         "ner",
     ),
-    say("retrieval"): ("retro", "ict", "retriever", "retrieval"),
+    say("retrieval"): ("retro", "ict", "retriever", "retrieval", "embedding", "reranker"),
     say("a reward"): ("reward", "rm", "prm"),
     say("a model by preferences, beside a copy of it (DPO and the like)"): (
         "dpo",
@@ -155,6 +156,11 @@ def program_fault(name: str, variables: Mapping[str, str]) -> str:
     )
 
 
+def class_fault(name: str, variables: Mapping[str, str]) -> str:
+    """The fault of a model of a class that is no decoder of text by the words of its name, such as MambaModel."""
+    return program_fault("_".join(re.findall(r"[A-Z][a-z0-9]+|[A-Z]+(?![a-z])|[a-z0-9]+", name)), variables)
+
+
 # Words of names of programs that train a decoder of text, and beginnings of names of models that are one.
 _OF_PROGRAMS = {
     *(*_TRAINING, "main", "run", "cli", "trainer", "gpt", "gpt2", "gpt3", "llm", "lm", "core", "mcore", "megatron"),
@@ -174,6 +180,32 @@ def _words_of(name: str) -> list[str]:
     return re.findall(r"[a-z]+", stem)
 
 
+_SAYS_TRAINING = re.compile(r"--do[_-]train(?:=(.*))?")
+_SAYS_ANOTHER = re.compile(r"--do[_-](?:eval|predict)(?:=.*)?")
+
+
+def without_evaluations(commands: Sequence[Sequence[str]]) -> list[int]:
+    """The places of the commands that train, where some of them say so (--do_train): not of those that say that they do
+    not, nor of those that say that they evaluate or predict, alone. All places where none says that it trains."""
+    answers = [_says_training(words) for words in commands]
+    if True not in answers:
+        return [*range(len(commands))]
+    return [
+        place
+        for place, words in enumerate(commands)
+        if answers[place] or (answers[place] is None and not any(map(_SAYS_ANOTHER.fullmatch, words)))
+    ]
+
+
+def _says_training(words: Sequence[str]) -> bool | None:
+    """True or False if a command says that it trains or that it does not, by --do_train; None if it says nothing."""
+    for word, value in pairwise([*words, ""]):
+        if match := _SAYS_TRAINING.fullmatch(word):
+            text = match[1] if match[1] is not None else "" if value.startswith("-") else value
+            return text.strip("'\"").lower() not in ("false", "0", "no")
+    return None
+
+
 def trains_by_name(name: str) -> bool:
     """True if a word of a program's name says that it trains."""
     return bool({*_words_of(name)} & {*_TRAINING})
@@ -186,6 +218,24 @@ def taken_for_gpt(name: str) -> list[str]:
     if all(word.startswith(_MODELS) for word in words):
         return []
     return [say("{program} is taken for a program that trains the decoder of its flags", program=shortened(name, 60))]
+
+
+_WITH_LEARNED_POSITIONS = ("opt", "starcoder")  # the one of BigCode's first release
+
+
+def own_layers_fault(name: str) -> str:
+    """The fault of a program of Megatron-LM's kind whose name is that of a model without learned positions, where no
+    flag says other positions than GPT-2's: such a program makes layers of its own. Empty for any other name."""
+    without = tuple(model for model in _MODELS if model not in _WITH_LEARNED_POSITIONS)
+    if not any(word.startswith(without) for word in _words_of(name)):
+        return ""
+    return say(
+        "{program} is called after a model without learned positions, and no flag says which positions there are: its "
+        "layers may be its own. Say them with --set model.positions=rotary --set model.norm=rmsnorm --set "
+        "model.gated_mlp=true --set model.activation=silu --set model.bias=false --set model.tied_embeddings=false, or "
+        "those of GPT-2 with --set model.positions=learned",
+        program=shortened(name, 60),
+    )
 
 
 def told_by_names(names: Sequence[str]) -> list[str]:
@@ -203,6 +253,19 @@ def told_by_names(names: Sequence[str]) -> list[str]:
                 )
             ]
     return []
+
+
+def told_of_vocabulary(name: str) -> list[str]:
+    """A line on a program that trains a decoder of sound by its name: it adds tokens to those of the model."""
+    if not _words_in(name) & {"tts", "voice"}:
+        return []
+    return [
+        say(
+            "{program} learns sound by its name, for which such programs add tokens: the vocabulary is the model's "
+            "here (--set model.vocab=N)",
+            program=shortened(name, 60),
+        )
+    ]
 
 
 def told_by_path(path: str) -> list[str]:
@@ -254,6 +317,7 @@ _PREFERRED = (
     "--cpo_",
     "--rpo_",
     "--precompute_ref",
+    "--kl_",
 )
 # Options of classification.
 _LABELS = ("--label_column_name", "--label_column_names", "--label_column", "--text_column_names", "--do_regression")

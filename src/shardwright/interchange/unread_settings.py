@@ -1,15 +1,18 @@
 """Faults for settings that nothing has read and that could change the plan: a job is never understood only in part."""
 
+import re
 import shlex
 from collections.abc import Collection, Sequence
 
 from shardwright.config.base import shortened
+from shardwright.config.catalog import written_alike
 from shardwright.config.phrase import say
 from shardwright.interchange.known_settings import could_matter, says_part, subjects, trains_a_part
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_marks import readable
 
 _MOST_SHOWN = 12
+_SLIP = 0.9  # similarity from which an unknown name is taken for a known one that is written wrong
 _RANKS, _OF_OPTIONS = ("lora_r", "lora_rank"), "options"  # of programs over transformers and peft
 
 
@@ -28,6 +31,8 @@ def unread_faults(settings: Settings, systems: Sequence[str], left_out: Collecti
                 all=len(settings.given),
             )
         ]
+    slips = {name: meant for name in unknown if (meant := _meant(name, settings))}
+    unknown = [name for name in unknown if name not in slips]
     said_by_value = [name for name in unknown if says_part(settings.given[name])]
     unknown = [name for name in unknown if name in said_by_value or could_matter(name, settings.given[name], *systems)]
     of_parts = [name for name in unknown if name in said_by_value or trains_a_part(name)]
@@ -35,6 +40,15 @@ def unread_faults(settings: Settings, systems: Sequence[str], left_out: Collecti
         say("--set {name}=ignore: no setting in the files is called so", name=name)
         for name in left_out
         if not any(settings.is_named(key, (name,)) for key in settings.given)
+    ]
+    faults += [
+        say(
+            "{setting}: this is not known here, and {meant} is; write that if it is meant, or leave this out: {ways}",
+            setting=readable(settings.setting_text(name)),
+            meant=settings.shown(meant),
+            ways=_ways(settings, [name]),
+        )
+        for name, meant in slips.items()
     ]
     if of_parts:
         faults.append(
@@ -56,6 +70,21 @@ def unread_faults(settings: Settings, systems: Sequence[str], left_out: Collecti
             )
         )
     return faults
+
+
+def _meant(name: str, settings: Settings) -> str:
+    """The setting that the reader of the files asks for, that they lack, and of which an unknown name may be a slip;
+    empty if there is none. A digit is no slip: a third beta is not the second one."""
+    section, _, own_name = name.rpartition(".")
+    digits = re.findall(r"\d", own_name)
+    asked = [
+        other
+        for other in settings.names_read - settings.given.keys()
+        if other.rpartition(".")[0] == section and re.findall(r"\d", other.rpartition(".")[2]) == digits
+    ]
+    by_own_name = {other.rpartition(".")[2]: other for other in sorted(asked)}
+    alike = written_alike(own_name, list(by_own_name), most=1, share=_SLIP)
+    return by_own_name[alike[0]] if alike else ""
 
 
 def _listed(settings: Settings, names: Sequence[str]) -> str:

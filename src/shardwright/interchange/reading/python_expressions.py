@@ -10,10 +10,12 @@ from shardwright.interchange.reading.python_values import (
     ParsedCall,
     Unread,
     called_plainly,
+    changed_text,
     compared,
     computed,
     is_constant,
     is_number,
+    is_of_type,
     is_plain,
     not_followed,
     source_of,
@@ -170,6 +172,8 @@ class Expressions:
 
     def _item(self, node: ast.Subscript, scope: Scope) -> Any:
         outer, key = self.value(node.value, scope), self.value(node.slice, scope)
+        if isinstance(outer, Named) and outer.last in self.reader.makers:  # a table of a library
+            return self.reader.makers[outer.last]([key], {})
         if isinstance(outer, Named) and outer.text == "os.environ" and isinstance(key, str):
             return self.reader.environment.get(key, mark(key))
         is_index = isinstance(outer, list) and isinstance(key, int) and -len(outer) <= key < len(outer)
@@ -187,6 +191,13 @@ class Expressions:
         return self.unread(node, scope)
 
     def _call(self, node: ast.Call, scope: Scope) -> Any:
+        if isinstance(node.func, ast.Attribute) and not (node.args or node.keywords):
+            text = self.value(node.func.value, scope)
+            if isinstance(text, str) and not UNKNOWN.search(text):
+                try:
+                    return changed_text(node.func.attr, text)
+                except ValueError:
+                    return self.unread(node, scope)
         called = self.value(node.func, scope)
         positional = [self.value(argument, scope) for argument in node.args]
         keywords: dict[str, Any] = {}
@@ -221,6 +232,8 @@ class Expressions:
         if called.text in ("int", "float", "str") and marks:
             return marks[0]
         try:
+            if called.text == "isinstance" and len(positional) == 2:
+                return is_of_type(*positional)
             return called_plainly(called.text, positional, keywords)
         except ValueError:
             return ParsedCall(called.text, keywords, positional)

@@ -163,6 +163,24 @@ def called_plainly(name: str, positional: list[Any], keywords: dict[str, Any]) -
     return result
 
 
+_TYPES: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": float, "bool": bool, "dict": dict}
+_METHODS: dict[str, Callable[[str], str]] = {"lower": str.lower, "upper": str.upper, "strip": str.strip}
+
+
+def is_of_type(value: Any, kind: Any) -> bool:
+    """True if a plain value is of a built-in type, as isinstance() has it. ValueError if that is unknown."""
+    if not isinstance(kind, Named) or kind.text not in _TYPES or not is_plain(value):
+        raise ValueError("its type is not known")
+    return isinstance(value, _TYPES[kind.text])
+
+
+def changed_text(method: str, text: Any) -> str:
+    """The result of a method of a text, lower, upper or strip. ValueError if another is called."""
+    if method not in _METHODS or not isinstance(text, str):
+        raise ValueError(f"{method} is not followed")
+    return _METHODS[method](text)
+
+
 def source_of(node: ast.AST) -> str:
     """The text of an expression, shortened."""
     try:

@@ -18,7 +18,7 @@ from shardwright.interchange.reading.setting_notes import none_of, off_without_t
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, number, read_row, write_table
 from shardwright.interchange.system import System
-from shardwright.interchange.systems import deepspeed
+from shardwright.interchange.systems import alpaca_lora, deepspeed
 from shardwright.interchange.systems.accelerate_deepspeed import deepspeed_keys, take_over
 from shardwright.interchange.systems.accelerate_fsdp import FILE_KEYS as FSDP_FILE_KEYS
 from shardwright.interchange.systems.accelerate_fsdp import STRATEGIES, put_fsdp_options, shard_sizes
@@ -45,7 +45,7 @@ SIGNS = (
         commands=(
             r"--per[-_]device[-_]train[-_]batch[-_]size\b",
             r"\bqlora\.py\b",
-            r"\btorchrun\b[^;&|]{0,600}?\.py[ \t]+[\w./-]{1,200}\.(?:json|ya?ml)[ \t]*$",
+            r"\btorchrun\b[^;&|]{0,600}?\.py[ \t]+[\w./\"'${}-]{1,200}\.(?:json|ya?ml)[\"']?[ \t]*$",
             r"\btorchrun\b[^;&|]{0,600}?\.py[ \t]+[\"']?\$\{?(?i:\w{0,40}(?:config|yaml)(?:_?(?:file|path))?)\}?"
             r"[\"']?[ \t]*$",
             rf"\bpython[\d.]*[ \t]+(?:[\w.-]{{0,100}}/){{0,12}}{TRAINER}[ \t]+[\w./-]{{1,200}}\.json[ \t]*$",
@@ -53,6 +53,7 @@ SIGNS = (
         weight=GENERAL,
     ),
     FileSigns(commands=(r"\baccelerate[\"']?\s+launch\b",), weight=SHARED),
+    alpaca_lora.SIGNS,
 )
 _P, _F, _M, _D = PREFIXES
 _TENSORS = (_P + "tp_size", "tp_config.tp_size")  # the latter of releases 1.3 to 1.6
@@ -373,6 +374,7 @@ FACTS = System(
     software=_SOFTWARE,
     written=_WRITTEN,
     signs=SIGNS,
+    variables=(alpaca_lora.ADAPTERS,),
     takes=deepspeed.OPTION_SYSTEMS,
     leaves_out=True,
 )

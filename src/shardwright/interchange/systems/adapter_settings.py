@@ -72,6 +72,9 @@ _PROGRAMS = (
     _Program("use_peft_lora", ("true", "1"), 64, 16.0, ("query", "key", "value", "gate", "up", "down")),
     _Program("peft_scheme", ("lora",), 0, 0.0, ("query", "key", "value")),  # NeMo's
     _Program("mindspeed_lora", ("true",), 16, 32.0, ()),  # of the flags of MindSpeed-LLM that name modules
+    _Program("training_mode", ("lora",), 0, 0.0, ()),  # of people's own programs, too
+    _Program("recipe_lora", ("1",), 32, 32.0, ()),  # of recipes in Python, which name modules (recipe_adapters.py)
+    _Program("alpaca_lora", ("true",), 8, 16.0, _PEFT_TARGETS),  # of the options of its program (alpaca_lora.py)
     *(
         _Program(switch, ("true", "1"), 0, 0.0, (), nf4_words=("true", "1"), loads_by_word=True)
         for switch in _NF4_SWITCHES
@@ -151,6 +154,27 @@ def with_adapters_by_name(program: str, options: dict[str, Any]) -> dict[str, An
         return options if str(options.get("--full_finetune")).lower() == "true" else _QLORA_DEFAULTS | options
     is_said = bool(_SWITCHES & options.keys())
     return {"--use_lora": True} | options if _NAMES.search(program) and not is_said else options
+
+
+_SECTIONS = ("--lora_config", "--peft_config", "--lora", "--peft")
+_OF_SECTIONS = {
+    **dict.fromkeys(("r", "rank", "lora_r", "lora_rank"), "--lora_r"),
+    **dict.fromkeys(("alpha", "lora_alpha"), "--lora_alpha"),
+    **dict.fromkeys(("dropout", "lora_dropout"), "--lora_dropout"),
+    "target_modules": "--lora_target_modules",
+}
+
+
+def without_sections(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a file, with those of a section for adapters (lora_config: {r: 8}) as options of their own."""
+    sections = {name: value for name, value in options.items() if name in _SECTIONS and isinstance(value, dict)}
+    own = {
+        _OF_SECTIONS.get(key, f"{name}.{key}"): value
+        for name, section in sections.items()
+        for key, value in section.items()
+        if not (key == "task_type" or (key == "bias" and value == "none"))
+    }
+    return {name: value for name, value in options.items() if name not in sections} | own
 
 
 _NEGATED = re.compile(
@@ -273,7 +297,8 @@ def _targets(settings: Settings, program: _Program, spelled: Callable[[str], str
     is_all = settings.has(linear) and settings.flag(linear)
     present = tuple(spelled(name) for name in _TARGETS if settings.has(spelled(name)))
     words = [word for name in present for word in settings.words(name)]
-    modules = [module for word in words for module in word.strip("[]'\"").split(",") if module]
+    parts = [part.strip("[]'\"") for word in words for part in word.split(",")]
+    modules = [part for part in parts if part]
     is_all |= any(module in _ALL for module in modules)
     settings.adapted_modules = tuple(modules)
     if is_all or (not modules and program.targets == TARGETS):

@@ -18,6 +18,7 @@ from shardwright.interchange.reading.setting_notes import none_of_few, priced_as
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, degree, read_row, write_table
 from shardwright.interchange.system import System
+from shardwright.interchange.systems import alpaca_lora
 from shardwright.interchange.systems.deepspeed_batch import WORLD, read_batch
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
@@ -385,6 +386,7 @@ FACTS = System(
     settings=settings_of,
     software=SOFTWARE,
     signs=SIGNS,
+    variables=(alpaca_lora.ADAPTERS,),
     takes=OPTION_SYSTEMS,
     leaves_out=True,
 )

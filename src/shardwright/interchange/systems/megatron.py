@@ -34,7 +34,7 @@ from shardwright.interchange.systems.megatron_training import TRAINING
 from shardwright.interchange.systems.megatron_yaml import OPTION as YAML
 from shardwright.interchange.systems.megatron_yaml import SIGNS as YAML_SIGNS
 from shardwright.interchange.systems.megatron_yaml import flags_of_yaml, is_yaml
-from shardwright.interchange.training_programs import program_fault, taken_for_gpt
+from shardwright.interchange.training_programs import own_layers_fault, program_fault, taken_for_gpt
 
 _FLAGS = r"--(num[-_]layers|hidden[-_]size|tensor[-_]model[-_]parallel[-_]size)\b"
 # Without options of transformers' Trainer, beside which other programs have such flags.
@@ -92,6 +92,9 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         settings.ignore("decoder-seq-length")
     shape = _shape_elsewhere(settings, asked)
     fields = {} if shape == {} else fields_of(settings, asked, shape)
+    is_said = settings.has("position-embedding-type") or "model.positions" in asked.fields
+    if fields.get("model.positions") == "learned" and not is_said and (fault := own_layers_fault(command.program)):
+        settings.faults.append(fault)
     read_adapter(settings, fields, lambda name: name.replace("_", "-"))
     settings.faults += loose_faults(command.loose, settings, "megatron")
     uses_launcher = asked.cluster.devices == 0

@@ -20,17 +20,20 @@ from shardwright.interchange.named_model import is_model
 from shardwright.interchange.reading.file_signs import CONFIGURATIONS, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.python_source import Reader, Source, source_of_text
-from shardwright.interchange.reading.python_values import Named, ParsedCall, Unread
+from shardwright.interchange.reading.python_values import Named, ParsedCall
 from shardwright.interchange.reading.setting_notes import none_of_few
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SourceSystem
-from shardwright.interchange.systems.megatron_arguments import read_recipe
+from shardwright.interchange.systems.megatron_arguments import part_fault, plain_arguments, read_recipe, unfollowed
+from shardwright.interchange.systems.recipe_adapters import adapter_arguments, default_peft_config
+from shardwright.interchange.training_programs import program_fault
 
 SIGNS = (FileSigns(imports=(r"\bmegatron\.bridge\b",)),)
 CONFIG = "CONFIG"  # the variable that names the function
 _SECTIONS = ("model", "train", "optimizer", "scheduler", "ddp", "comm_overlap", "mixed_precision", "dataset")
+_FOLLOWED = ("train", "optimizer", "scheduler", "ddp")
 # Sections of a configuration that change no plan, batch or model.
 _BESIDE_PLANS = (
     *("logger", "checkpoint", "profiling", "rng", "tokenizer", "env_vars", "validation", "rerun_state_machine"),
@@ -131,12 +134,13 @@ _MAKERS: dict[str, Any] = {
     "_sft_common": lambda positional, keywords: _common(_SFT),
     "_peft_common": lambda positional, keywords: _with_adapter(),
     "from_hf_pretrained": _hub_model,
+    "default_peft_config": default_peft_config,
 }
 
 
 def _with_adapter() -> ParsedCall:
     config = _common(_SFT)
-    config.keywords["peft"] = "LoRA"
+    config.keywords["peft"] = ParsedCall("LoRA")
     return config
 
 
@@ -162,17 +166,27 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
                 name=name,
             )
         )
+    if made := unfollowed(config):
+        raise ShellFault(
+            say(
+                "{file}: {name} begins from what {function} returns, which is in none of the files; name its file too",
+                file=source.short,
+                name=name,
+                function=made,
+            )
+        )
     settings = Settings(notes=list(reader.notes), overrides=asked.fields)
+    settings.faults += [fault for fault in (program_fault(name, asked.variables),) if fault]
     for section, field, value in started.changes if started else ():
         if isinstance(config.keywords.get(section), ParsedCall):
             config.keywords[section].keywords[field] = value
         elif section == "comm_overlap":
             config.keywords[section] = ParsedCall("", {field: value})
         elif not field:
-            config.keywords[section] = value
+            config.keywords[section] = ParsedCall(str(value))
         elif section not in _BESIDE_PLANS:
             settings.faults.append(say("{setting} is not known here; leave it out", setting=f"{section}.{field}"))
-    arguments = _arguments(config, settings)
+    arguments = _arguments(config, asked, settings)
     launched = started.launched if started and started.launched[1] else _launched(name, asked, settings)
     settings.notes += started.notes if started else ()
     hub_name = config.keywords["model"].callee.removeprefix(_HUB) if _is_hub(config.keywords["model"]) else None
@@ -227,10 +241,24 @@ def _started(scripts: Mapping[str, str], asked: Asked) -> _Started:
 def _function(reader: Reader, asked: Asked) -> tuple[Source, str]:
     """The file and the name of the recipe. Raises ShellFault if several could be meant."""
     names = [
-        name for source in reader.sources for name in source.functions if not name.startswith("_") and "config" in name
+        name
+        for source in reader.sources
+        for name, node in source.functions.items()
+        if not name.startswith("_") and "config" in name and len(node.args.args) == len(node.args.defaults)
     ]
     name = asked.variables.get(CONFIG) or (names[0] if len(names) == 1 else "")
     source = reader.find(name) if name else None
+    imported = [text for source in reader.sources for text in source.imports.values() if ".recipes." in text]
+    if source is None and not names and imported:
+        raise ShellFault(
+            say(
+                "no function of the files makes a recipe, and {imported} is in none of them; name its file, say --set "
+                "{variable}={name}, and what the program changes by fields of the job (--set SECTION.FIELD=VALUE)",
+                imported=imported[0],
+                variable=CONFIG,
+                name=imported[0].rpartition(".")[2],
+            )
+        )
     if source is None:
         known = say("{listed}", listed=tuple(names[:12]))
         if len(names) > 12:
@@ -260,24 +288,18 @@ def _launched(name: str, asked: Asked, settings: Settings) -> tuple[int, int]:
     return devices // each, each
 
 
-def _arguments(config: ParsedCall, settings: Settings) -> dict[str, Any]:
+def _arguments(config: ParsedCall, asked: Asked, settings: Settings) -> dict[str, Any]:
     """Megatron-LM's arguments of the sections that say the plan and the training."""
     arguments: dict[str, Any] = {}
     for section in _SECTIONS:
         value = config.keywords.get(section)
-        if not isinstance(value, ParsedCall):
+        fault = part_fault(section, value) if section in _FOLLOWED else ""
+        if fault:
+            settings.faults.append(fault)
+        if fault or not isinstance(value, ParsedCall):
             continue
         for name, written in value.keywords.items():
             if section == "dataset" and name != "seq_length":
-                continue
-            if isinstance(written, Unread):
-                settings.lost.append(
-                    say(
-                        "{setting} ({place}) is not known here",
-                        setting=f"{section}.{name} = {shortened(written.text, 60)}",
-                        place=written.place,
-                    )
-                )
                 continue
             arguments[name] = written.last if isinstance(written, Named) else written
     arguments["use_distributed_optimizer"] = True  # the optimizer's own, which holds for both
@@ -286,11 +308,10 @@ def _arguments(config: ParsedCall, settings: Settings) -> dict[str, Any]:
         arguments["grad_reduce_in_bf16"] = True
     if not arguments.get("use_megatron_fsdp"):
         arguments.pop("data_parallel_sharding_strategy", None)
-    if config.keywords.get("peft") is not None:
-        arguments["peft"] = str(getattr(config.keywords["peft"], "callee", config.keywords["peft"]))
+    arguments |= adapter_arguments(config.keywords.get("peft"))
     for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
         arguments[name] = {"float32": "fp32", "bfloat16": "bf16"}.get(str(arguments.get(name)), arguments.get(name))
-    return {name: value for name, value in arguments.items() if not isinstance(value, (ParsedCall, dict))}
+    return plain_arguments(arguments, asked, settings)
 
 
 def _precision(value: Any, settings: Settings) -> dict[str, Any]:

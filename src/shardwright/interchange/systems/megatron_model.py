@@ -10,7 +10,12 @@ from shardwright.config.phrase import say
 from shardwright.interchange.reading.setting_notes import taken_length
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, count, flag, never, number, word
-from shardwright.interchange.systems.vocabularies import VOCABULARIES, other_vocabulary, vocabulary_of
+from shardwright.interchange.systems.vocabularies import (
+    VOCABULARIES,
+    other_vocabulary,
+    padded_vocabulary,
+    vocabulary_of,
+)
 
 
 def _read_vocab(settings: Settings, fields: Flat) -> None:
@@ -60,17 +65,7 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
                 tokens=tokens,
             )
         )
-    multiple = max(1, unit * fields["plan.tp"])
-    fields["model.vocab"] = -(-tokens // multiple) * multiple
-    if fields["model.vocab"] != tokens:
-        settings.note(
-            say(
-                "{tokens:,} tokens are padded to {padded:,}, a multiple of {unit}",
-                tokens=tokens,
-                padded=fields["model.vocab"],
-                unit=f"{unit} x {fields['plan.tp']}",
-            )
-        )
+    fields["model.vocab"] = padded_vocabulary(settings, fields, tokens, unit)
 
 
 def note_unpadded(settings: Settings, fields: Flat) -> None:

@@ -28,6 +28,8 @@ _RENAMED = {
     "num_moe_experts": "num-experts",
     "layernorm_epsilon": "norm-epsilon",
     "cp_size": "context-parallel-size",
+    "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
+    "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
 }
 # The options of _SWITCHED_OFF that a job decides.
 _WRITTEN_OFF = {

@@ -23,7 +23,8 @@ _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3
 _CP = {"p2p": "ring", "all_gather": "all-gather", "a2a": "ulysses"}
 
 
-def _read_dp(settings: Settings, fields: Flat) -> None:
+def read_dp(settings: Settings, fields: Flat) -> None:
+    """Read how many replicas there are; a fault asks for the number of GPUs, or tells of ranks that do not share."""
     shared = fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
     world = settings.count(WORLD, 0)
     fields["plan.dp"] = max(1, world // max(1, shared))
@@ -315,7 +316,7 @@ PLAN: Table = (
     degree("tensor-model-parallel-size model-parallel-size", "plan.tp", largest.RANKS, always=True),
     degree("pipeline-model-parallel-size", "plan.pp", largest.PIPELINE_RANKS, always=True),
     degree("context-parallel-size ds-sequence-parallel-size", "plan.cp", largest.RANKS),
-    Rule((WORLD,), _read_dp),
+    Rule((WORLD,), read_dp),
     Rule((*_VIRTUAL, LAYOUT), _read_pipeline, _write_pipeline),
     Rule(("cp-comm-type",), _read_context, _write_context),
     degree("expert-model-parallel-size", "plan.ep", largest.RANKS),

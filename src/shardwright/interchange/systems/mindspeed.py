@@ -61,7 +61,9 @@ _RENAMED = {
     "routed-scaling-factor": "moe-router-topk-scaling-factor",
 }
 _BY_GROUPS = ("group_limited_greedy", "none", "noaux_tc")  # ways to choose experts that look at groups of them
-_SPEC = re.compile(r".*\.tasks\.models\.spec\.(deepseek|gemma2|grok|qwen3)_spec")  # of layers that flags say, too
+_SPEC = re.compile(
+    r".*\.tasks\.models\.spec\.(bailing|deepseek|gemma2|grok|plm|qwen3)_spec"
+)  # of layers that flags say, too
 _STAGES = ("sft", "pt", "pretrain")
 _BY_CHUNK = "num-layers-per-virtual-pipeline-stage"
 _SHARED = "moe-shared-expert-intermediate-size"
@@ -94,8 +96,7 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     if "recompute-activation-function" in flags and not flags.keys() & {"recompute-granularity", "recompute-method"}:
         del flags["recompute-activation-function"]
         flags |= {"recompute-granularity": "selective", "recompute-modules": ["moe_act"]}  # of any MLP
-    # LoRA; grouped products of experts have no modules that its words would name.
-    if "lora-target-modules" in flags and "qlora" not in flags and _number(flags, "num-experts") <= 1:
+    if "lora-target-modules" in flags and "qlora" not in flags:  # LoRA
         flags["mindspeed-lora"] = True
     if _has_own_layers(flags):
         del flags["spec"]

@@ -25,6 +25,7 @@ from shardwright.interchange.started_configuration import ranks_faults, started_
 from shardwright.interchange.system import System
 from shardwright.interchange.systems.nanotron_starcoder import KIND as STARCODER2
 from shardwright.interchange.systems.nanotron_starcoder import read_starcoder2
+from shardwright.interchange.systems.vocabularies import padded_vocabulary
 
 _MODEL = "model.model_config."
 _EXPERTS = "model.model_config.moe_config."
@@ -175,18 +176,8 @@ def _write_model(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_vocab(settings: Settings, fields: Flat) -> None:
-    unit = settings.count("model.make_vocab_size_divisible_by", 1, least=1) * fields["plan.tp"]
-    tokens = fields.get("model.vocab", 0)
-    fields["model.vocab"] = -(-tokens // unit) * unit
-    if fields["model.vocab"] != tokens:
-        settings.note(
-            say(
-                "{tokens:,} tokens are padded to {padded:,}, a multiple of {unit}",
-                tokens=tokens,
-                padded=fields["model.vocab"],
-                unit=unit,
-            )
-        )
+    unit = settings.count("model.make_vocab_size_divisible_by", 1, least=1)
+    fields["model.vocab"] = padded_vocabulary(settings, fields, fields.get("model.vocab", 0), unit)
 
 
 def _write_vocab(job: JobSpec, settings: dict[str, Any]) -> None:

@@ -16,19 +16,22 @@ from shardwright.config import catalog
 from shardwright.config.base import shortened
 from shardwright.config.phrase import say
 from shardwright.interchange.hydra_command import hydra_value
-from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.imported import Asked, ReadResult, uncounted_note
+from shardwright.interchange.known_settings import is_uncounted, subject_of
 from shardwright.interchange.launcher import find_training_command
 from shardwright.interchange.named_model import is_model
 from shardwright.interchange.reading.file_signs import CONFIGURATIONS, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.python_expressions import Scope
 from shardwright.interchange.reading.python_source import Reader, Source, source_of_text
-from shardwright.interchange.reading.python_values import Named, ParsedCall, Unread
+from shardwright.interchange.reading.python_values import Named, ParsedCall
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SourceSystem
-from shardwright.interchange.systems.megatron_arguments import read_recipe
+from shardwright.interchange.systems.megatron_arguments import part_fault, plain_arguments, read_recipe
+from shardwright.interchange.systems.recipe_adapters import adapter_arguments, class_of
+from shardwright.interchange.training_programs import class_fault
 
 SIGNS = (FileSigns(imports=(r"^[ \t]*import nemo_run\b", r"^[ \t]*from nemo_run import\b")),)
 CONFIG = "CONFIG"  # the variable that names the function
@@ -41,11 +44,21 @@ _SWITCHES = ("--yes", "-y", "--dryrun", "--no-confirm", "--verbose", "-v")
 # Parts of a recipe -> arguments of Megatron-LM by their names there; the others of these parts have the same names.
 _RENAMED: dict[str, dict[str, str]] = {
     "trainer": {"max_steps": "train_iters", "gradient_clip_val": "clip_grad"},
-    "optim.lr_scheduler": {"warmup_steps": "lr_warmup_iters", "min_lr": "min_lr"},
+    "trainer.strategy": {"expert_tensor_model_parallel_size": "expert_tensor_parallel_size"},
+    "trainer.strategy.ddp": {},
+    "data": {},
+    "optim.config": {},
+    "optim.lr_scheduler": {
+        "warmup_steps": "lr_warmup_iters",
+        "warmup_ratio": "lr_warmup_fraction",
+        "max_steps": "lr_decay_iters",
+    },
 }
-_OF_STRATEGY = re.compile(r"\w*parallel_size|sequence_parallel|expert_\w+|\w*pipeline_stage\w*|\w+_in_pipeline\w*")
-_OF_DDP = ("grad_reduce_in_fp32", "overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer")
-_OF_DATA = ("seq_length", "global_batch_size", "micro_batch_size")
+# Fields of these parts that functions of their own read.
+_OF_PARTS = {
+    "trainer": ("strategy", "plugins", "precision", "devices", "num_nodes", "accumulate_grad_batches"),
+    "trainer.strategy": ("ddp", "fsdp"),
+}
 _MEGATRON_DATA = ("MockDataModule", "PreTrainingDataModule")
 _PRECISIONS = {"bf16": {"bf16": True}, "fp16": {"fp16": True}, "16-m": {"fp16": True}}
 _FLOAT8 = {"current": "tensorwise", "mxfp8": "mxfp8", "blockwise": "blockwise", "subchannel": "blockwise"}
@@ -62,7 +75,10 @@ def _cosine(positional: list[Any], keywords: dict[str, Any]) -> ParsedCall:
     return ParsedCall("run.Config", {"config": ParsedCall("run.Config", config), "lr_scheduler": scheduler})
 
 
-_MAKERS: dict[str, Any] = {"distributed_fused_adam_with_cosine_annealing": _cosine}
+_MAKERS: dict[str, Any] = {
+    "distributed_fused_adam_with_cosine_annealing": _cosine,
+    "PEFT_STR2CLS": lambda positional, keywords: Named(str(positional[0])),  # classes of adapters by their words
+}
 
 
 @dataclass(frozen=True)
@@ -94,21 +110,33 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
                 name=name,
             )
         )
+    _ask_for_parts(config, source)
     settings = Settings(notes=[*reader.notes, *command.notes], overrides=asked.fields)
     for path, value in command.changes:
         _put(config, path, value, settings)
     return _result(config, next(filter(is_model, others), None), asked, settings)
 
 
+def _ask_for_parts(config: ParsedCall, source: Source) -> None:
+    """Raise ShellFault if a part of a recipe is what a function returns that is in none of the files."""
+    for part in ("trainer", "trainer.strategy", "trainer.strategy.ddp", "data", "optim", "optim.config"):
+        holder, _, name = part.rpartition(".")
+        value = (_part(config, holder) if holder else config.keywords).get(name)
+        if fault := part_fault(f"{source.short}: {part}", value):
+            raise ShellFault(fault)
+
+
 def _result(config: ParsedCall, model: dict[str, Any] | None, asked: Asked, settings: Settings) -> ReadResult:
-    arguments = _arguments(config, settings)
+    arguments = _arguments(config, asked, settings)
     trainer = _part(config, "trainer")
     nodes, devices = (trainer.get(name) for name in ("num_nodes", "devices"))
     launched = (nodes, devices) if isinstance(nodes, int) and isinstance(devices, int) else (0, 0)
-    class_name = _class_of(_call(config, "model.config") or _call(config, "model"))
+    classes = [class_of(_call(config, path)) for path in ("model", "model.config")]
+    settings.faults += [*filter(None, (class_fault(name, asked.variables) for name in classes))][:1]
+    class_name = next((name for name in reversed(classes) if name), "")
     entry = _of_catalog(class_name)
     settings.given = {"model": entry or class_name} if model is None else {}
-    return read_recipe(arguments, model, asked, launched, settings, "nemo")
+    return read_recipe(arguments, model, asked, launched, settings, "nemo-recipes")
 
 
 def _command(scripts: Mapping[str, str], asked: Asked) -> _Command:
@@ -226,47 +254,33 @@ def _part(config: ParsedCall, path: str) -> dict[str, Any]:
     return call.keywords if call else {}
 
 
-def _class_of(call: ParsedCall | None) -> str:
-    """The class that run.Config(CLASS, ...) makes, or that is called."""
-    if call is None:
-        return ""
-    made = next((value.last for value in call.positional if isinstance(value, Named)), "")
-    return made or call.callee.rpartition(".")[2]
-
-
 def _of_catalog(class_name: str) -> str:
     """The catalog's model that a class of NeMo's is called after: Llama3Config8B is llama3-8b; empty if none is."""
     plain = re.sub(r"[^a-z0-9]", "", class_name.lower().replace("config", ""))
     return next((name for name in catalog.names("models") if re.sub(r"[^a-z0-9]", "", name) == plain), "")
 
 
-def _arguments(config: ParsedCall, settings: Settings) -> dict[str, Any]:
+def _arguments(config: ParsedCall, asked: Asked, settings: Settings) -> dict[str, Any]:
     """Megatron-LM's arguments of the parts of a recipe that say the plan and the training."""
     arguments: dict[str, Any] = {}
-    strategy = _part(config, "trainer.strategy")
-    arguments |= {name: value for name, value in strategy.items() if _OF_STRATEGY.fullmatch(name)}
-    arguments |= {name: value for name, value in _part(config, "trainer.strategy.ddp").items() if name in _OF_DDP}
-    arguments |= {name: value for name, value in _part(config, "data").items() if name in _OF_DATA}
-    arguments |= _part(config, "optim.config")
     for part, names in _RENAMED.items():
-        arguments |= {names[name]: value for name, value in _part(config, part).items() if name in names}
-    scheduler = _class_of(_call(config, "optim.lr_scheduler"))
+        values = {name: value for name, value in _part(config, part).items() if name not in _OF_PARTS.get(part, ())}
+        arguments |= {names.get(name, name): value for name, value in values.items()}
+    if not arguments.get("use_megatron_fsdp"):
+        arguments.pop("data_parallel_sharding_strategy", None)
+    length = _part(config, "data.packed_sequence_specs").get("packed_sequence_size")
+    if length is not None and length != arguments.get("seq_length"):
+        arguments["packed_sequence_size"] = length
+    scheduler = class_of(_call(config, "optim.lr_scheduler"))
     arguments["lr_decay_style"] = _SCHEDULES.get(scheduler, "cosine")
     arguments["use_distributed_optimizer"] = arguments.get("use_distributed_optimizer", True)
     _refuse_others(config, settings)
-    arguments |= _precision(_part(config, "trainer").get("plugins"), settings)
+    trainer = _part(config, "trainer")
+    arguments |= _precision(trainer.get("plugins") or trainer.get("precision"), settings)
     if arguments.pop("grad_reduce_in_fp32", True) is False:
         arguments["grad_reduce_in_bf16"] = True
-    if config.keywords.get("peft") is not None:
-        arguments["peft"] = _class_of(_call(config, "peft")) or str(config.keywords["peft"])
-    for name, value in arguments.items():
-        if isinstance(value, Unread):
-            setting, place = f"{name} = {shortened(value.text, 60)}", value.place
-            settings.faults.append(
-                say("{setting} ({place}) is not known here; say it by --set", setting=setting, place=place)
-            )
-    plain = {name: value.last if isinstance(value, Named) else value for name, value in arguments.items()}
-    return {name: value for name, value in plain.items() if not isinstance(value, (ParsedCall, dict, Unread))}
+    arguments |= adapter_arguments(config.keywords.get("peft"))
+    return plain_arguments(arguments, asked, settings)
 
 
 def _refuse_others(config: ParsedCall, settings: Settings) -> None:
@@ -274,12 +288,13 @@ def _refuse_others(config: ParsedCall, settings: Settings) -> None:
     trainer = _part(config, "trainer")
     accumulated = trainer.get("accumulate_grad_batches", 1)
     changes = {f"trainer.accumulate_grad_batches = {accumulated}": accumulated not in (1, None)}
-    strategy = _class_of(_call(config, "trainer.strategy"))
+    word = trainer.get("strategy")
+    strategy = word if isinstance(word, str) else class_of(_call(config, "trainer.strategy"))
     changes[f"trainer.strategy = {strategy}"] = strategy not in ("MegatronStrategy", "")
     fsdp = _part(config, "trainer.strategy").get("fsdp")
     changes[f"trainer.strategy.fsdp = {fsdp}"] = fsdp is not None
     of_model = (name for name in _part(config, "model.config") if name != "seq_length")
-    changes |= {f"model.config.{name}": True for name in of_model}
+    changes |= {f"model.config.{name}": True for name in of_model if not _tell_known(name, config, settings)}
     for setting, is_changed in changes.items():
         if is_changed:
             settings.faults.append(
@@ -291,9 +306,20 @@ def _refuse_others(config: ParsedCall, settings: Settings) -> None:
             )
 
 
+def _tell_known(name: str, config: ParsedCall, settings: Settings) -> bool:
+    """True if a field of the model's configuration is known to leave the model and the plan as they are; one that
+    changes memory or time is told."""
+    topic = subject_of("nemo", f"model.{name}") or subject_of("megatron", name.replace("_", "-"))
+    if is_uncounted(topic):
+        setting = f"model.config.{name} = {shortened(str(_part(config, 'model.config')[name]), 40)}"
+        settings.lost.append(uncounted_note([setting], topic))
+    return bool(topic)
+
+
 def _precision(value: Any, settings: Settings) -> dict[str, Any]:
     """Arguments of a plugin of number types: bf16_mixed(), bf16_with_fp8_mixed(), or MegatronMixedPrecision."""
     call = value[0] if isinstance(value, list) and value else value
+    call = ParsedCall(call) if isinstance(call, str) else call
     if not isinstance(call, ParsedCall):
         settings.note(say("nothing says the number type; bf16 is taken (--set precision.compute=NAME)"))
         return {"bf16": True}

@@ -18,6 +18,7 @@ from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, degree, number, read_row
 from shardwright.interchange.started_configuration import ranks_faults, started_configuration
 from shardwright.interchange.system import SourceSystem
+from shardwright.interchange.systems.vocabularies import padded_vocabulary
 
 SIGNS = (
     FileSigns(
@@ -84,7 +85,7 @@ def _read_shape(settings: Settings, fields: Flat) -> None:
     for name in ("attention_bias", "mlp_bias", "head_bias"):
         fields.pop(f"model.{name}", None)
     if settings.flag("model.vocab_padding_en"):
-        fields["model.vocab"] = -(-fields["model.vocab"] // fields["plan.tp"]) * fields["plan.tp"]
+        fields["model.vocab"] = padded_vocabulary(settings, fields, fields["model.vocab"])
     settings.ignore("model.use_flash_attention", "model.use_fused_adam", "model.fuse_qkv_en")
 
 

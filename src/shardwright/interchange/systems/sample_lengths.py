@@ -9,7 +9,11 @@ from shardwright.interchange.reading.setting_notes import taken_length
 from shardwright.interchange.reading.settings import Flat, Settings
 
 # Lengths of a text that is asked and of its answer, which programs set apart.
-_PARTS_OF_LENGTH = (("--source_max_len", "--target_max_len"), ("--max_source_length", "--max_target_length"))
+_PARTS_OF_LENGTH = (
+    ("--source_max_len", "--target_max_len"),
+    ("--max_source_length", "--max_target_length"),
+    ("--max_prompt_len", "--max_ans_len"),
+)
 LENGTHS = (
     *("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len"),
     "--seq_length",

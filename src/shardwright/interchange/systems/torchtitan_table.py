@@ -200,7 +200,9 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     numbers = {"bfloat16": "bf16", "float32": "float32", "float16": "fp16"}
     fields["precision.compute"] = settings.one_of("training.mixed_precision_param", numbers, "bfloat16")
     if settings.text("training.dtype", "float32") == "bfloat16":  # of weights, gradients and moments
-        fields |= {"precision.master": "none", "precision.gradients": "compute", "precision.reduce": "float32"}
+        is_narrow = settings.text("training.mixed_precision_reduce", "float32") == "bfloat16"
+        fields |= {"precision.master": "none", "precision.gradients": "compute"}
+        fields["precision.reduce"] = "gradients" if is_narrow else "float32"
         if fields["precision.compute"] != "bf16":
             settings.lose("training.dtype", say("weights that are kept in bfloat16 are computed with in bfloat16 here"))
             fields["precision.compute"] = "bf16"

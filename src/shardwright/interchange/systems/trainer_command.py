@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
-from shardwright.config.base import shortened
+from shardwright.config.base import shortened_path
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 from shardwright.interchange.hydra_command import overridden
@@ -48,6 +48,8 @@ def is_training(words: list[str]) -> bool:
         "config_file",
         "learning_rate",
     }
+    if names & {"micro_batch_size", "micro_train_batch_size"}:  # of alpaca-lora's program
+        of_training |= names & {"cutoff_len", "lora_target_modules"}
     if "per_device_train_batch_size" in names and not words[0].startswith("-"):  # a command of its own: tool sft --...
         has_program = True
     return has_program and (bool(of_training) or words[0].rpartition("/")[2] in ("deepspeed", "accelerate"))
@@ -68,7 +70,7 @@ def trainer_command(
             raise ShellFault(
                 say(
                     "{file} has the options of the program, and is not read: name it too",
-                    file=shortened(readable(word)),
+                    file=shortened_path(readable(word)),
                 )
             )
     if command.nodes * command.devices_per_node:

@@ -35,6 +35,7 @@ from shardwright.interchange.systems.training_arguments import (
     TENSOR_SIZE,
     FileParts,
     model_file,
+    of_file,
 )
 from shardwright.interchange.training_programs import other_loss_fault, told_by_names
 
@@ -180,9 +181,7 @@ class TrainerFile:
         options = {self.renamed.get(name, f"--{name}"): value for name, value in data.items() if value is not None}
         options |= self.derived(data)
         options = {name: value for name, value in options.items() if value is not None}
-        if isinstance(options.get("--fsdp_config"), dict):
-            options["--fsdp_config"] = json.dumps(options["--fsdp_config"])
-            options.setdefault("--fsdp", True)
+        options = of_file(options)
         return self._defaults_beside(options) | options
 
     def _defaults_beside(self, options: Collection[str]) -> dict[str, Any]:

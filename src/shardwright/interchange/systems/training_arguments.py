@@ -30,10 +30,12 @@ from shardwright.interchange.reading.setting_notes import (
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, never, number
+from shardwright.interchange.systems import alpaca_lora
 from shardwright.interchange.systems.adapter_settings import (
     read_adapter,
     with_adapters_by_name,
     without_negations,
+    without_sections,
 )
 from shardwright.interchange.systems.checkpointing_options import keyword_options, read_recompute, write_recompute
 from shardwright.interchange.systems.deepspeed_batch import WORLD
@@ -42,7 +44,7 @@ from shardwright.interchange.systems.missing_configurations import OF_OPTIONS, c
 from shardwright.interchange.systems.sample_lengths import read_length, write_length
 from shardwright.interchange.systems.switched_off import ignore_switched_off
 from shardwright.interchange.systems.trainer_command import is_training
-from shardwright.interchange.training_programs import program_fault, read_kind
+from shardwright.interchange.training_programs import program_fault, read_kind, told_of_vocabulary
 
 NUMBERS = frozenset(("--gradient_accumulation_steps", "--per_device_train_batch_size"))  # options that are never "auto"
 _PARALLEL = "parallelism_config.parallelism_config_"  # before Accelerate's degrees, which programs over it have, too
@@ -109,6 +111,7 @@ class FileParts:
             notes=[*self.notes, *(self.command.notes if self.command else ())],
             faults=[*filter(None, of_programs), *self.faults, *automatic, *missing],
             overrides=asked.fields,
+            lost=told_of_vocabulary(program),
             automatic=self.automatic,
             spelled=self.spelled,
             asks_ranks=bool(missing),
@@ -131,6 +134,8 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
         given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
         given |= length_of_samples(command.program, given)
         given = with_adapters_by_name(command.program, without_negations(given))
+    of_alpaca = dict(given)
+    given = alpaca_lora.renamed(given, asked)
     others = left_out(texts, command, asked.rivals) if command else []
     texts = {name: text for name, text in texts.items() if name not in others}
     of_command = dict(given)  # a command line is said over the files that it names
@@ -149,10 +154,11 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
             given |= flat_keys(data)
             has_own = True
         elif _has_options(data):
-            given |= {f"--{key}": value for key, value in data.items()} | own_options(data)
+            given |= of_file({f"--{key}": value for key, value in data.items()}) | own_options(data)
         else:
             raise ShellFault(
-                say(
+                program_fault(PurePath(name).stem, asked.variables)
+                or say(
                     "{file} is neither the system's configuration, nor a config.json with model_type, nor options; "
                     "check",
                     file=name,
@@ -161,6 +167,8 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
     given |= of_command
     names = {PurePath(name).name for name in (*texts, *written) if name not in of_models}
     faults, notes = configurations_missing(command, given, names, has_own, asked.fields)
+    faults += alpaca_lora.faults_of(command.program if command else "", of_alpaca, asked)
+    notes += alpaca_lora.notes_of(of_alpaca)
     return FileParts(
         {key: value for key, value in given.items() if value != "auto"},
         frozenset(key for key, value in given.items() if value == "auto"),
@@ -169,6 +177,14 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
         tuple(faults),
         (*map(overwritten_note, overwritten), *map(left_out_note, others), *notes),
     )
+
+
+def of_file(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a file as those of a command: sections for adapters and for FSDP become options."""
+    options = without_sections(options)
+    if isinstance(config := options.get("--fsdp_config"), dict):
+        options = {"--fsdp": True} | options | {"--fsdp_config": json.dumps(config)}
+    return options
 
 
 _OF_ENGINES = (*chain.from_iterable(ENGINE_KEYS),)
@@ -222,7 +238,8 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
         fields["optimizer.decay_shape"] = {"linear": "linear", "cosine": "cosine", "1-sqrt": "sqrt"}.get(
             shape, "linear"
         )
-    settings.lose("--num_train_epochs", say("steps are counted here (--set optimizer.steps=N)"))
+    for name in ("--num_train_epochs", "--num_epochs"):
+        settings.lose(name, say("steps are counted here (--set optimizer.steps=N)"))
 
 
 def _warmup(settings: Settings, steps: int) -> int:

@@ -1,7 +1,7 @@
-"""Vocabularies that a launch script names only by their tokenizer."""
+"""Vocabularies: those that a launch script names only by their tokenizer, and sizes that software pads."""
 
 from shardwright.config.phrase import say
-from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import UNKNOWN
 
 # Number of tokens, and owner, of vocabularies that a launch script names only by their tokenizer.
@@ -52,3 +52,19 @@ def vocabulary_of(settings: Settings, kind: str, name: str) -> str:
     known = next((key for key in VOCABULARIES if key in (kind, name) or name.startswith(key)), "")
     is_gpt2 = name in _NAMES_OF_GPT2 or (settings.has("merge-file") and not kind)
     return known or ("gpt2bpetokenizer" if is_gpt2 else "")
+
+
+def padded_vocabulary(settings: Settings, fields: Flat, tokens: int, unit: int = 1) -> int:
+    """So many tokens, padded to a multiple of `unit` and the ranks of tp, with a note if these are more."""
+    multiple = max(1, unit * fields["plan.tp"])
+    padded = -(-tokens // multiple) * multiple
+    if padded != tokens:
+        settings.note(
+            say(
+                "{tokens:,} tokens are padded to {padded:,}, a multiple of {unit}",
+                tokens=tokens,
+                padded=padded,
+                unit=f"{unit} x {fields['plan.tp']}",
+            )
+        )
+    return padded
