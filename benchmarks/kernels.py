@@ -3,8 +3,8 @@
     python benchmarks/kernels.py                   # prints a table; benchmarks/truth/kernels.csv has the rows
 
 A row is a kernel of one shape on one device and the TFLOP/s that it reached. FLOPs of attention are halved where it is
-causal, and a backward has 2.5 times as many as a forward. A kernel that runs alone is cooler than one in a training
-step, whose rates are what is predicted, so measurements are faster; no constant is fitted to these rows.
+causal, and a backward has 2.5 times as many as a forward. A wide product is predicted as on a device that computes
+alone (`alone` of the calibrations), others as in a training step; no constant is fitted to these rows.
 """
 
 import csv
@@ -17,9 +17,11 @@ from functools import cache
 from pathlib import Path
 
 from shardwright.config.load import make_job
+from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.cost.calibration import Rates, rates_of, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.kernels import product_s, scores_s
+from shardwright.layers.arrays import Numbers
 from shardwright.layers.operators import Scores
 
 TABLE = Path(__file__).parent / "truth" / "kernels.csv"
@@ -67,8 +69,13 @@ def _rates(device: str, software: str, number: str, head_dim: int = 128) -> Rate
 def _product_tflops(row: dict[str, str]) -> float:
     rates = _rates(row["device"], "megatron-core", row["number"])
     rows, inner, columns = int(row["rows"]), int(row["inner"]), int(row["columns"])
-    seconds = product_s(rates, rows, inner, columns, batch=1, rate=rates.flops_product)
+    seconds = product_s(rates, rows, inner, columns, batch=1, rate=_rate(rates, row["number"]))
     return float(2e-12 * rows * inner * columns / seconds)
+
+
+def _rate(rates: Rates, number: str) -> Numbers:
+    """Rate of products alone: of wide ones as on a single device, of narrow ones as they are measured."""
+    return rates.flops_product if NUMBER_TYPES[number].is_narrow else rates.flops_wide
 
 
 def _attention_tflops(row: dict[str, str]) -> float:

@@ -91,7 +91,7 @@ def test_another_kernel_of_attention_brings_its_own_softmax() -> None:
     assert single.kept - fused.kept == (6 + 3 - 5) * scores
     assert single.forward_bytes - fused.forward_bytes == (22 - 4) * scores
     stated = FULL_ATTENTION.model_copy(update={"softmax": (1.0, 2.0)})  # by software of one's own
-    changes = changed_fields("torch", stated.host, stated.zero)
+    changes = changed_fields("torch", dict(stated))
     assert stated.softmax_bytes == (1, 2) and stated.model_copy(update=changes).softmax_bytes == (27, 27)
 
 

@@ -9,7 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
-from shardwright.layers.chains import cast_bytes, chains, kept_bytes
+from shardwright.layers.autocast import cast_bytes
+from shardwright.layers.chains import chains, kept_bytes
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.memory.rank_estimate import Memory, peak_memory
 

@@ -28,6 +28,9 @@ class CalibrationSpec(Spec):
 
     name: str = ""
     product: Share = Field(0.7, description="Share of its peak that a large product reaches.")
+    alone: Factor = Field(
+        1.0, description="Rate of products where no other device computes, over that in runs of several."
+    )
     product8: Share = Field(0.58, description="The same in fp8.")
     product4: Share = Field(0.45, description="The same in nvfp4.")
     attention_flash1: Share = Field(0.4, description="Share of the peak that FlashAttention reaches.")

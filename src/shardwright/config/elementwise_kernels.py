@@ -51,7 +51,9 @@ class ElementwiseKernels:
 
     `place` orders lists. `residual` is the sum with the residual stream, with bias and dropout, and in the backward the
     sum of gradients of all that reads the stream, by its elements; `loss` is the cross entropy, by logit. With
-    `drops_apart` dropout is a kernel of its own in the forward, before that sum.
+    `drops_apart` dropout is a kernel of its own in the forward, before that sum. Kernels called `autocast` take their
+    place under torch.autocast, where norms, the residual stream and the loss are in float32. Of kernels that are
+    `is_counted` a test holds the numbers against the operators themselves.
     """
 
     name: str
@@ -59,6 +61,8 @@ class ElementwiseKernels:
     norm: NormTraffic | None = None
     residual: Traffic | None = None
     drops_apart: bool = False
+    autocast: str = ""
+    is_counted: bool = False
     activation: ActivationTraffic | None = None
     rotary: RotaryTraffic | None = None
     loss: Traffic | None = None
@@ -69,6 +73,8 @@ FACTS = (
     ElementwiseKernels(
         name="torch",
         place=10,
+        is_counted=True,
+        autocast="torch-autocast",
         # LlamaRMSNorm.forward: to float32 6, pow 8, mean 4, times rsqrt 8, to 16 bits 6, times weight 4. Backward: by
         # the weight 4, for the weight 8, cast 6, by rsqrt 8, for rsqrt 16, of the mean 4, of pow (torch's pow_backward:
         # a power, a product, a product) 28, sum of two gradients 12, cast 6. torch's LayerNorm is one kernel forward,
@@ -93,17 +99,42 @@ FACTS = (
     # Backward: of nll 4, of log_softmax 12, of the shifted copy (zeros, and a copy) 12, to 16 bits 6.
     ElementwiseKernels(name="torch-shifted", place=11, loss=(22.0, 34.0)),
     # torch.nn.CrossEntropyLoss of logits in 16 bits: log_softmax 4; backward: of nll 2, of log_softmax 6.
-    ElementwiseKernels(name="torch-half", place=12, loss=(4.0, 8.0)),
+    ElementwiseKernels(name="torch-half", place=12, is_counted=True, autocast="torch", loss=(4.0, 8.0)),
     # Single operators where query, key and value are one product, and gate and up: query, key and value are copied for
     # attention, which is 4 more each way, and the gradients of what a product gave are put together: of three 4, of two
     # halves 8 by element of one. Each half of a layer has one sum of the residual stream's gradients.
     ElementwiseKernels(
         name="torch-joined",
         place=13,
+        is_counted=True,
+        autocast="torch-joined-autocast",
         residual=(6.0, 6.0),
         drops_apart=True,
         activation=ActivationTraffic(gated=(8.0, 24.0), plain=(2.0, 4.0)),
         rotary=RotaryTraffic(turned=(24.0, 38.0), copied=(4.0, 8.0), learned=(4.0, 8.0)),
+    ),
+    # The same under torch.autocast. A norm reads and gives float32 without a cast. The sum with the residual stream
+    # reads a result of 16 bits and float32 (10); inputs of products are cast (6 each, of five products a layer), and in
+    # the backward their gradients (6 each) and the residual stream's for either half (6), and sums are in float32 (12
+    # each). Tables of rotary positions are in float32, and so is what they turn, until attention casts it.
+    ElementwiseKernels(
+        name="torch-autocast",
+        place=17,
+        is_counted=True,
+        norm=NormTraffic(rms=(28.0, 92.0), layer=(8.0, 20.0), heads=(36.0, 92.0)),
+        residual=(25.0, 51.0),
+        drops_apart=True,
+        rotary=RotaryTraffic(turned=(36.0, 54.0), copied=(0.0, 0.0), learned=(0.0, 0.0)),
+        loss=(14.0, 22.0),
+    ),
+    # Of one product in each half of a layer, whose thirds attention takes as views; the gradients of three are joined.
+    ElementwiseKernels(
+        name="torch-joined-autocast",
+        place=18,
+        is_counted=True,
+        residual=(16.0, 24.0),
+        drops_apart=True,
+        rotary=RotaryTraffic(turned=(36.0, 58.0), copied=(0.0, 4.0), learned=(0.0, 4.0)),
     ),
     # Aleph-Alpha/scaling at 737f855, where query, key and value are one product, gate and up are two: three sums of the
     # residual stream's gradients a layer, and gradients of three are put together. Sequences are the second dim: where
@@ -130,6 +161,7 @@ FACTS = (
     ElementwiseKernels(
         name="fused",
         place=20,
+        autocast="fused-autocast",
         # Backward: input and gradient are read, a gradient is written.
         norm=NormTraffic(rms=(4.0, 6.0), layer=(4.0, 6.0), heads=(4.0, 6.0)),
         # Backward: autograd adds the gradients of both that read the stream up.
@@ -138,6 +170,14 @@ FACTS = (
         activation=ActivationTraffic(gated=(4.0, 8.0), plain=(2.0, 4.0)),
         rotary=RotaryTraffic(turned=(4.0, 4.0), copied=(4.0, 4.0), learned=(4.0, 4.0)),
         loss=(12.0, 8.0),
+    ),
+    # One kernel for each norm in float32, with torch's sums and casts around it, as torch.autocast has them.
+    ElementwiseKernels(
+        name="fused-autocast",
+        place=21,
+        is_counted=True,
+        norm=NormTraffic(rms=(8.0, 12.0), layer=(8.0, 12.0), heads=(4.0, 6.0)),
+        residual=(16.0, 24.0),
     ),
     # apex's LayerNorm, which Megatron-LM had until August 2021 (csrc/layer_norm_cuda_kernel.cu): in the backward one
     # kernel reads input and gradient for gradients of weights, another for that of the input.
@@ -151,11 +191,21 @@ FACTS = (
     ElementwiseKernels(
         name="compiled",
         place=30,
+        autocast="compiled-autocast",
         norm=NormTraffic(rms=(4.0, 6.0), layer=(4.0, 6.0), heads=(4.0, 6.0)),
         residual=(4.0, 4.0),
         activation=ActivationTraffic(gated=(4.0, 8.0), plain=(2.0, 4.0)),
-        rotary=RotaryTraffic(turned=(4.0, 4.0), copied=(4.0, 4.0), learned=(4.0, 4.0)),
+        rotary=RotaryTraffic(turned=(4.0, 4.0), copied=(4.0, 4.0), learned=(0.0, 4.0)),
         loss=(8.0, 4.0),
+    ),
+    # The same loss in a model that returns its logits: zeros of their gradient are written, and added to it.
+    ElementwiseKernels(name="compiled-returned", place=32, loss=(8.0, 8.0)),
+    # The same under torch.autocast: casts are part of these kernels, whose residual stream is in float32.
+    ElementwiseKernels(
+        name="compiled-autocast",
+        place=31,
+        norm=NormTraffic(rms=(6.0, 10.0), layer=(6.0, 10.0), heads=(4.0, 6.0)),
+        residual=(6.0, 8.0),
     ),
     # This runtime's, counted operator by operator in a step without values (tests/measure/test_kernel_traffic.py):
     # norms are one kernel (model/norm.py), and so are gated activations, turns and each pass over logits
@@ -163,6 +213,7 @@ FACTS = (
     ElementwiseKernels(
         name="shardwright",
         place=40,
+        is_counted=True,
         norm=NormTraffic(rms=(4.0, 6.0), layer=(4.0, 6.0), heads=(4.1, 11.5)),
         residual=(6.0, 6.0),
         activation=ActivationTraffic(gated=(4.0, 8.0), plain=(2.0, 4.0)),
@@ -209,6 +260,13 @@ def rotary_traffic(kernels: str) -> RotaryTraffic:
 def loss_traffic(kernels: str) -> Traffic:
     """Traffic of the cross entropy, by logit."""
     return _there(ELEMENTWISE_KERNELS[kernels].loss)
+
+
+def in_autocast(kernels: str, operator: str) -> str:
+    """The name of the kernels of an operator (norm, residual, rotary, loss) that take the place of others under
+    torch.autocast, which may be themselves."""
+    autocast = ELEMENTWISE_KERNELS[kernels].autocast
+    return autocast if autocast and getattr(ELEMENTWISE_KERNELS[autocast], operator) is not None else kernels
 
 
 def _there(facts: Facts | None) -> Facts:

@@ -378,5 +378,5 @@ def software_of(name: str) -> SoftwareSpec:
     name, *changes = name.split("+")
     software = read_entry("software", name, SoftwareSpec)
     for change in changes:
-        software = software.model_copy(update=changed_fields(change, software.host, software.zero))
+        software = software.model_copy(update=changed_fields(change, dict(software)))
     return software

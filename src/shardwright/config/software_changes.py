@@ -11,13 +11,13 @@ of the tokens (loss-by-parts); a gate of single operators (plain-gate); paramete
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.catalog import did_you_mean
-from shardwright.config.host_facts import HostFactsSpec
+from shardwright.config.elementwise_kernels import in_autocast
 from shardwright.config.phrase import say
 from shardwright.config.token_dispatchers import TOKEN_DISPATCHERS
-from shardwright.config.zero_facts import ZeroFactsSpec
 
 # The fields that say whether the communication of an axis is overlapped; a2a is of experts.
 OVERLAPS = {
@@ -72,16 +72,18 @@ _IN_AUTOCAST = {"gathers_wide": True, "scattered_bytes": 4}
 _ZERO_CHANGES = {"whole-gradients": {"whole_gradients": True}, "whole-experts": {"whole_experts": True}}
 
 
-def changed_fields(change: str, host: HostFactsSpec, zero: ZeroFactsSpec) -> dict[str, object]:
-    """The fields of a description of software that a change says; `host` and `zero` have those of its host and of ZeRO.
-    KeyError if there is no such change."""
+def changed_fields(change: str, fields: Mapping[str, Any]) -> dict[str, object]:
+    """The fields of a description of software that a change says, from all `fields` before it. KeyError if there is no
+    such change."""
+    host, zero = fields["host"], fields["zero"]
     for prefix, is_hidden in (("overlap-", True), ("no-overlap-", False)):
         if change.startswith(prefix) and (axis := change.removeprefix(prefix)) in OVERLAPS:
             return dict.fromkeys(OVERLAPS[axis], is_hidden)
     if change in _SINGLE_CHANGES:
         return dict(_SINGLE_CHANGES[change])
     if change == "autocast":
-        return {"autocast": True, "masters": False, "zero": zero.model_copy(update=_IN_AUTOCAST)}
+        kernels = {name: in_autocast(fields[name], name) for name in ("norm", "residual", "rotary", "loss")}
+        return {"autocast": True, "masters": False, "zero": zero.model_copy(update=_IN_AUTOCAST), **kernels}
     if change in _ZERO_CHANGES:
         return {"zero": zero.model_copy(update=_ZERO_CHANGES[change])}
     if change in HOST_CHANGES:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, prod, sqrt
 
+import numpy as np
+
 from shardwright.config import catalog
 from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.calibration_file import CalibrationSpec
@@ -143,6 +145,7 @@ class Rates:
 
     flops: float
     flops_product: float  # with the number type of the products: more than `flops` with fp8
+    alone: float  # rate of wide products where no other device computes, over `flops`
     memory: float
     link: float
     network: float
@@ -185,6 +188,11 @@ class Rates:
     measured: MeasuredDevice | None = None  # measurements of the device, which take precedence over these rates
     number: str = "bf16"  # number type of the computation, except narrow products
     busy: Numbers = 1  # ranks that compute at the same time
+
+    @property
+    def flops_wide(self) -> Numbers:
+        """Rate of products in the number type of the computation, on as many devices as compute."""
+        return self.flops * np.where(np.asarray(self.busy) > 1, 1.0, self.alone)
 
 
 def product_constants(number: str) -> tuple[str, ...]:
@@ -362,6 +370,7 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         exponentials=device.exponentials_t_per_s * 1e12 * share or inf,
         exponentials_hidden=device_rate("exponentials_hidden"), aggregated_trees=software.aggregated_trees,
         attention_half=device_rate("attention_half"), inner_half=device_rate("inner_half"),
+        alone=device_rate("alone"),
         misaligned=device_rate("misaligned"), unaligned=device_rate("unaligned"), element_bytes=run.grid.element_bytes,
         host=device.host_gb_per_s * 1e9 * device_rate("host"),
         host_memory=device.host_memory_gb_per_s * 1e9 * device_rate("host"), leak=device_rate("leak"),

@@ -35,7 +35,7 @@ def fill(rows: Numbers, columns: Numbers, batch: Numbers, multiprocessors: int) 
     return best * (batch * rows * columns)
 
 
-def product_s(rates: Rates, rows: Numbers, inner: Numbers, columns: Numbers, batch: Numbers, rate: float) -> Numbers:
+def product_s(rates: Rates, rows: Numbers, inner: Numbers, columns: Numbers, batch: Numbers, rate: Numbers) -> Numbers:
     """Seconds of one product, or of `batch` of them in one kernel. Sizes may be arrays of one shape."""
     rounded = np.maximum(1, np.round(rows)), np.maximum(1, np.round(columns))
     share = fill(*rounded, batch, rates.multiprocessors) * inner / (inner + rates.inner_half)
@@ -103,7 +103,7 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
             numbers_s = (p.nf4_bytes + rates.element_bytes) * p.batch * p.inner * p.columns / rates.memory
             forward, input_grad = forward + numbers_s, input_grad + numbers_s
         narrow = is_narrow and p.weight
-        rate = rates.flops_product if narrow else rates.flops
+        rate = rates.flops_product if narrow else rates.flops_wide
         r, i, c, batch = np.broadcast_arrays(p.rows, p.inner, p.columns, p.batch)
         if not narrow and rates.measured is not None and rates.measured.knows("product", rates.number):
             table_s = rates.measured.seconds("product", rates.number, rates.busy, r, i, c)
@@ -115,7 +115,7 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
         passes = product_s(rates, np.stack((r, r, i)), np.stack((i, c, r)), np.stack((c, i, c)), batch=batch, rate=rate)
         weight_s = passes[2]
         if narrow and not software.float8_weight_gradients:
-            weight_s = product_s(rates, i, r, c, batch=batch, rate=rates.flops)
+            weight_s = product_s(rates, i, r, c, batch=batch, rate=rates.flops_wide)
         forward, input_grad = forward + passes[0], input_grad + passes[1]
         weight_grad = weight_grad + weight_s * (not p.is_frozen)
         if p.weight and not p.is_frozen:

@@ -15,6 +15,7 @@ from shardwright.layers import expert_operators as routed
 from shardwright.layers import operators as op
 from shardwright.layers.adapter_operators import adapted
 from shardwright.layers.arrays import Numbers
+from shardwright.layers.autocast import with_casts
 from shardwright.layers.layer_operators import ALWAYS_RECOMPUTED, LayerOperator, piece_operators
 from shardwright.layers.layer_tensors import HALF
 from shardwright.layers.operators import Context, Operator
@@ -61,7 +62,8 @@ def chains(shape: ModelShape, grid: PlanGrid, software: SoftwareSpec) -> dict[st
 
 
 def _chain(c: Context) -> Chain:
-    return tuple(adapted(c, _COSTS[o.name](c, o)) for o in piece_operators(c.shape, c.kind))
+    operators = (adapted(c, _COSTS[o.name](c, o)) for o in piece_operators(c.shape, c.kind))
+    return tuple(with_casts(c.software, o) for o in operators)
 
 
 def kept_bytes(chain: Chain, policy: str) -> Numbers:
@@ -149,12 +151,6 @@ def turn_bytes(chain: Chain, policy: str) -> Numbers:
         peak = np.maximum(peak, needed_bytes - freed - np.minimum(kept, operator.freed))
         freed = freed + kept
     return peak
-
-
-def cast_bytes(chain: Chain, software: SoftwareSpec) -> Numbers:
-    """Bytes of the casts of a chain's weights that products keep under autocast; 0 without."""
-    elements = sum(p.batch * p.inner * p.columns for o in chain for p in o.products if p.weight)
-    return HALF * elements if software.autocast else 0.0
 
 
 def placeholder_elements(layers: Iterable[Chain]) -> Numbers:

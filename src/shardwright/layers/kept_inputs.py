@@ -44,11 +44,12 @@ def _num_products(shape: ModelShape, enter: LayerOperator) -> int:
 def num_kept_inputs(shape: ModelShape, grid: PlanGrid, software: SoftwareSpec, enter: LayerOperator) -> Numbers:
     """How often the input that `enter` brings to its products is kept: once, and not for shared experts, whose input
     the router keeps. Software that copies inputs has a copy for each product, if tp ranks have all tokens, and software
-    that gathers for each product apart, and keeps that, if they share them. Under autocast each product casts it."""
+    that gathers for each product apart, and keeps that, if they share them. Under autocast each product casts it, but
+    in compiled layers all share one cast."""
     if enter.name == "shared enter":
         return 0.0
     is_whole = ~np.asarray(grid.sequence_parallel, dtype=bool)
     # A product keeps what it gathered, unless it is gathered again.
     is_gathered = software.enters_apart & (not software.gathers_again) & ~is_whole
     is_copied = ((software.copies_inputs & is_whole) | is_gathered) & (np.asarray(grid.tp) > 1)
-    return np.where(is_copied | software.autocast, _num_products(shape, enter), 1)
+    return np.where(is_copied | (software.autocast and not software.compiled), _num_products(shape, enter), 1)

@@ -1,6 +1,7 @@
 """How many numbers stand behind predictions: fitted, set by hand, and of use to one family of runs only.
 
-A choice among a few numbers, as of bytes of a number type or of stages, is a fact as a flag is, and not counted.
+A choice among a few numbers, as of bytes of a number type or of stages, is a fact as a flag is, and not a number. Those
+that tests count operator by operator are apart: of this runtime, and of torch's own kernels.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from shardwright.config import catalog
 from shardwright.config.base import Spec
 from shardwright.config.elementwise_kernels import ELEMENTWISE_KERNELS
 from shardwright.config.product_modules import PRODUCT_MODULES
-from shardwright.config.software import SoftwareSpec
+from shardwright.config.software import SoftwareSpec, software_of
 from shardwright.cost.prediction_range import FACTS
 from shardwright.measure.measured_runs.runs import Measured
 
@@ -21,7 +22,8 @@ _DERIVED = {"low", "high", *(f"{fact}_range" for fact in FACTS)}
 
 def number_counts(rows: Sequence[Measured]) -> dict[str, int]:
     """Counts of the catalog's numbers: constants that are fitted, and to one family only; numbers set by hand, in
-    calibrations and in descriptions of software; and in descriptions of software that one family of `rows` has."""
+    calibrations and in descriptions of software; in descriptions of software that one family of `rows` has; and those
+    that are counted from the software itself."""
     fitted = catalog.read_fitted()
     families: dict[str, set[str]] = {}
     for row in rows:
@@ -30,8 +32,14 @@ def number_counts(rows: Sequence[Measured]) -> dict[str, int]:
     in_software = {
         name: _num_numbers(catalog.read("software", name), SoftwareSpec) for name in catalog.names("software")
     }
-    in_kernels = sum(_num_numbers(asdict(kernels) | {"place": ""}) for kernels in ELEMENTWISE_KERNELS.values())
-    in_kernels += sum(_num_numbers([*modules.launches, modules.collective]) for modules in PRODUCT_MODULES.values())
+    own = {name for name in in_software if software_of(name).is_own}
+    in_kernels = {
+        kernels.name: _num_numbers(asdict(kernels) | {"place": ""}) for kernels in ELEMENTWISE_KERNELS.values()
+    }
+    is_counted = {kernels.name for kernels in ELEMENTWISE_KERNELS.values() if kernels.is_counted}
+    counted = sum(in_software[name] for name in own) + sum(in_kernels[name] for name in is_counted)
+    in_modules = sum(_num_numbers([*modules.launches, modules.collective]) for modules in PRODUCT_MODULES.values())
+    described = sum(in_software.values()) + sum(in_kernels.values()) + in_modules - counted
     in_calibrations = sum(
         1
         for file in catalog.names("calibrations")
@@ -42,9 +50,10 @@ def number_counts(rows: Sequence[Measured]) -> dict[str, int]:
     return {
         "fitted": len(fitted),
         "fitted_to_one_family": sum(len(moved) == 1 for moved in fitted.values()),
-        "by_hand": in_calibrations + in_kernels + sum(in_software.values()),
-        "by_hand_in_software": in_kernels + sum(in_software.values()),
+        "by_hand": in_calibrations + described,
+        "by_hand_in_software": described,
         "software_of_one_family": sum(num for name, num in in_software.items() if len(families.get(name, ())) == 1),
+        "counted": counted,
     }
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from shardwright.config.layer_kind import has_experts, is_layer
 from shardwright.cost.calibration import software_under
 from shardwright.layers.arrays import Array, Numbers, stacked_rows
+from shardwright.layers.autocast import cast_bytes
 from shardwright.layers.chains import (
     ONE_BY_ONE,
     Chain,
-    cast_bytes,
     chains,
     kept_bytes,
     placeholder_elements,

@@ -133,12 +133,13 @@ def _numbers(counts: Mapping[str, int]) -> str:
     return say(
         "Numbers behind predictions: {fitted} constants are fitted, {fitted_to_one_family} of them to one family; "
         "{by_hand} are set by hand, {by_hand_in_software} of these in descriptions of software, "
-        "{software_of_one_family} in such that one family of the table has alone.",
+        "{software_of_one_family} in such that one family of the table has alone; {counted} more are counted from the "
+        "operators of the software itself.",
         **{name: counts[name] for name in _COUNTS},
     )
 
 
-_COUNTS = ("fitted", "fitted_to_one_family", "by_hand", "by_hand_in_software", "software_of_one_family")
+_COUNTS = ("fitted", "fitted_to_one_family", "by_hand", "by_hand_in_software", "software_of_one_family", "counted")
 
 
 def _columns(result: Mapping[str, Any]) -> list[Part]:
