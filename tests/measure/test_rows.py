@@ -406,6 +406,14 @@ def test_a_loss_whose_logits_no_device_holds_is_by_parts_where_nothing_says_its_
     assert software(**long | {"software": "fsdp@2024-10", "loss_by_parts": "1"}) == "fsdp-2024+loss-by-parts"
 
 
+def test_scores_that_no_device_holds_are_those_of_flash_attention() -> None:
+    """One layer's scores of 65,536 tokens are 256 GiB with 32 heads; DeepSpeed's software of 2023 keeps them."""
+    old = {"software": "deepspeed@2023-07", "attention": "", "heads": "32", "kv_heads": "32", "hidden": "4096"}
+    assert software(**old | {"seq": "4096"}) == "deepspeed-2023"
+    assert software(**old | {"seq": "65536"}) == "deepspeed-2023+flash2"
+    assert software(**old | {"seq": "65536", "attention": "torch"}) == "deepspeed-2023"  # it says so
+
+
 def test_parameters_without_a_copy_have_gradients_and_moments_in_their_own_numbers() -> None:
     def numbers(**columns: str) -> tuple[int, int, int]:
         grid = run_of(ROW | columns).grid

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardwright.config import catalog
+from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.base import error_text
 from shardwright.config.cluster import DeviceSpec
@@ -149,7 +150,20 @@ def run_of_row(row: Row, without: frozenset[str] = frozenset()) -> Run:
         network_bytes_per_s=_float(row, "inter_bw") * 1e9,
         network=row.get("network") or "unknown",
     )
+    if not row.get("attention"):
+        run = _with_usual_attention(run)
     return run if knows_software(row, without) else _with_usual_loss(run)
+
+
+def _with_usual_attention(run: Run) -> Run:
+    """A run that does not say its kernel of attention: FlashAttention 2 where a device could not hold the scores of one
+    layer and microbatch, which its software's kernel keeps."""
+    software, device = software_under(run), device_of(run.device)
+    if not ATTENTION_KERNELS[software.attention].keeps_scores:
+        return run
+    context = Context(run.shape, run.grid, software)
+    scores_bytes = HALF * float(context.tokens) * run.shape.sequence * run.shape.heads / float(run.grid.tp)
+    return replace(run, software=f"{run.software}+flash2") if scores_bytes > device.offered_bytes else run
 
 
 def _with_usual_loss(run: Run) -> Run:
