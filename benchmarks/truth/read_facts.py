@@ -143,7 +143,7 @@ def graphs(notes: str) -> str:
 
 
 def memory_kind(notes: str, software: str) -> str:
-    """Of what the memory is that was measured."""
+    """The counter by which memory was measured."""
     if "on the LAST rank" in notes:
         return "last-rank"
     if software.startswith("nanotron"):  # src/nanotron/helpers.py, log_throughput: world rank 0 writes the table
@@ -174,7 +174,7 @@ _HOSTED = {
 
 
 def offload(notes: str) -> str:
-    """What is in host memory, as far as notes say so."""
+    """The parts of a job that are in host memory, as far as notes say so."""
     words = {name for name, pattern in _HOSTED.items() if says(notes, pattern) == "1"}
     if re.search(OFFLOADED, notes):
         words.add("activations")

@@ -110,7 +110,7 @@ def framework_of(texts: str, zero_stage: str) -> tuple[str, str]:
 
 
 def _over_transformers(texts: str, zero_stage: str) -> str:
-    """What shards the model of a program over transformers, and whose kernels it has; "" if texts name none."""
+    """The framework that shards the model of a program over transformers, and has its kernels; "" if texts name none."""
     has_fsdp = re.search(_FSDP_TRAINERS, texts) is not None
     has_deepspeed = re.search(_DEEPSPEED_TRAINERS, texts) is not None
     if not (has_fsdp or has_deepspeed or re.search(_TRAINERS, texts)):
