@@ -5,7 +5,8 @@ To add a framework, add its name to FRAMEWORKS, or a repository that uses it to 
 
 import re
 
-# What public repositories and programs run, as their sources have it. The first pattern that texts match counts.
+# The framework that public repositories and programs run, as their sources have it. The first pattern that texts match
+# counts.
 REPOSITORIES = (
     ("kempnerforge", r"KempnerForge"),
     ("automodel", r"(?:NeMo[ -]|NVIDIA-NeMo/)Automodel"),
@@ -110,7 +111,7 @@ def framework_of(texts: str, zero_stage: str) -> tuple[str, str]:
 
 
 def _over_transformers(texts: str, zero_stage: str) -> str:
-    """The framework that shards the model of a program over transformers, and has its kernels; "" if texts name none."""
+    """The framework that shards the model of a program over transformers; "" if texts name no such program."""
     has_fsdp = re.search(_FSDP_TRAINERS, texts) is not None
     has_deepspeed = re.search(_DEEPSPEED_TRAINERS, texts) is not None
     if not (has_fsdp or has_deepspeed or re.search(_TRAINERS, texts)):
