@@ -139,7 +139,8 @@ def _command(rng: Random, place: Path, where: str, number: int, entered: bool) -
         if engine == _DEEPSPEED:
             file.write_text(json.dumps(_deepspeed(rng, zero)), encoding="utf-8")
             flags = f" --deepspeed {word}"
-            launcher = rng.choice([launcher, f"deepspeed --num_gpus {devices}"])
+            numbers = ",".join(map(str, range(devices)))
+            launcher = rng.choice([launcher, f"deepspeed --num_gpus {devices}", f"deepspeed -i localhost:{numbers}"])
         else:
             launcher = f"accelerate launch --config_file {word}"
             text = f"num_processes: {devices}\nnum_machines: 1\n"
@@ -158,7 +159,8 @@ def _command(rng: Random, place: Path, where: str, number: int, entered: bool) -
         words.append("--train_file letters.json")
     rng.shuffle(words)
     joint = rng.choice([" ", " \\\n  "])
-    command = f"{before}{launcher} train.py{flags}{joint}{joint.join(words)}"
+    runner = rng.choice(["", "", "", "conda run -n own ", "nohup "])
+    command = f"{before}{runner}{launcher} train.py{flags}{joint}{joint.join(words)}"
     return command, {
         "model": _MODELS[path], "dp": devices, "zero": zero, "micro": micro,
         "batch": devices * micro * steps, "sequence": length,

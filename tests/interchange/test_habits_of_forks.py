@@ -299,3 +299,9 @@ def test_a_vocabulary_that_is_not_padded_is_told_with_the_number_to_say() -> Non
     padded = "no multiple of 128 x 2 tensor-parallel ranks = 256: Megatron-LM pads it to 99,584"
     assert told == f"model.vocab 99,574 is {padded}, which is the number to say"
     assert not [note for note in job_read(texts, "model.vocab=99584")[1].assumed if "model.vocab" in note]
+
+
+def test_a_model_of_another_folder_is_not_taken_from_flags() -> None:
+    for flag in ("--init-from-hf-path DIR", "--fsdp2-config-path a.yaml", "--model-id qwen3"):
+        (fault,) = faults(script(f"{MEGATRON} --use-torch-fsdp2 {flag}"))
+        assert fault.startswith(f"{flag}: this is not known here and could change")

@@ -2,13 +2,14 @@
 
 import pytest
 
-from interchange.test_habits_of_files import faults, script
+from interchange.test_habits_of_files import OPTIONS, faults, script
 from interchange.test_trainer_commands import MODEL, job_read
 from shardwright.config.base import PlanError
 
 OWN = "--base_model me/mine --batch_size 64 --micro_batch_size 4 --cutoff_len 96 --learning_rate 3e-4 --num_epochs 3 "
 LORA = """--lora_r 4 --lora_alpha 32 --lora_target_modules '["q_proj", "down_proj"]' --val_set_size 20 """
 START = "torchrun --nproc_per_node=4 own/tune_it.py "
+ZERO = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}'
 COMPUTE = "model.adapter.base=compute"
 
 
@@ -128,6 +129,42 @@ def test_a_launcher_of_deepspeed_that_is_one_task_starts_all_gpus_of_its_node(wo
 def test_a_script_without_its_arguments_is_told_where_they_stand() -> None:
     (fault,) = faults(script('case "${1:-help}" in start) python go.py;; *) echo "start";; esac'))
     assert "nobody gave the script its arguments, which stand behind --" in fault
+
+
+@pytest.mark.parametrize(
+    "runner", ["conda run -n own", "/opt/conda/bin/conda run --no-capture-output -p env", "pixi run"]
+)
+def test_a_command_that_an_environment_runs_is_read(runner: str) -> None:
+    line = f"{runner} torchrun --nproc_per_node=4 train.py {OPTIONS} 2>&1 | tee own.log"
+    assert job_read(script("conda activate base", line) | MODEL)[1].job.plan.dp == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "devices"), [("-i worker-0:0,1", 2), ("-i a:0,1,2@b:0,1,2", 6), ("--include localhost:4", 1)]
+)
+def test_devices_that_deepspeeds_launcher_takes_are_counted(options: str, devices: int) -> None:
+    assert (
+        job_read(script(f"deepspeed {options} train.py {OPTIONS} --deepspeed z.json") | MODEL | {"z.json": ZERO})[
+            1
+        ].job.plan.world
+        == devices
+    )
+
+
+@pytest.mark.parametrize("option", ["-H hosts", "-e worker-1:0"])
+def test_hosts_of_deepspeeds_launcher_are_asked_for(option: str) -> None:
+    texts = script(f"deepspeed {option} train.py {OPTIONS} --deepspeed z.json") | MODEL | {"z.json": ZERO}
+    assert any("--devices" in fault for fault in faults(texts))
+
+
+def test_options_with_dashes_are_told_to_be_of_a_parser_of_its_own() -> None:
+    def notes(options: str) -> list[str]:
+        texts = script(f"torchrun --nproc_per_node=4 own/fit.py {options}") | MODEL
+        return [line for line in job_read(texts)[1].assumed if "a parser of its own" in line]
+
+    (note,) = notes(OPTIONS.replace("_", "-"))
+    assert note.startswith("own/fit.py ") and "--set plan.recompute=full" in note
+    assert not notes(OPTIONS)
 
 
 def _faults(texts: dict[str, str]) -> list[str]:

@@ -47,6 +47,11 @@ WRAPPED = {
     f"resourcesPerNode: {_GPUS}, env: [{{name: TP, value: '4'}}], command: {json.dumps(LAUNCH)}}}}}\n",
     "sky.yaml": "resources: {accelerators: 'H100:8'}\nnum_nodes: 2\nsetup: pip install torch\nrun: |\n  cd here\n"
     f"  torchrun --nnodes=$SKYPILOT_NUM_NODES --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE {' '.join(PROGRAM)}\n",
+    "amulet.yaml": "description: a\ntarget: {service: sing, name: c}\nenvironment: {image: x}\ncode: {local_dir: .}\n"
+    "jobs:\n- name: j\n  sku: 2x80G8-A100-IB\n  process_count_per_node: 1\n  submit_args: {env: {TP: 4}}\n  command:\n"
+    f"  - pip install torch\n  - {_LINE.replace('size=4', 'size=$$TP')}\n",
+    "search.yaml": "target: {service: aml, name: c}\nsearch:\n  job_template:\n    sku: 2xG8\n    command:\n"
+    f"    - {_LINE}\n  type: grid\n  params: [{{name: rank, spec: discrete, values: [0]}}]\n",
     "dstack.yml": "type: task\nnodes: 2\nenv: [TP=4, WANDB_API_KEY]\nresources: {gpu: 'H100:8'}\ncommands:\n"
     f"  - pip install torch\n  - {_LINE.replace('size=4', 'size=$TP')}\n",
     "azure.yml": "command: >-\n  python "

@@ -46,6 +46,7 @@ _RANK_LAUNCHERS: Mapping[str, Mapping[str, str]] = {
     },
     "msrun": {"--worker_num": "ranks", "--local_worker_num": "ranks-per-node"},
 }
+_HOSTS_OF_DEEPSPEED = {"-H": "hostfile", "-i": "include", "-e": "exclude"}  # its launcher.runner, parse_args
 NODE_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "colossalai")
 
 
@@ -100,7 +101,8 @@ def launched_ranks(words: Sequence[str], batch: Mapping[str, str]) -> LaunchedRa
     if not nodes and per_node and not hosts and not any(name in sizes for name in (*_NODES, "batch-nodes")):
         nodes = 1
     names = [*_NODES, *_OF_EACH_NODE, *_RANKS_OF_NODE, *_RANKS]
-    if not (nodes and per_node) and (slots := _slots(plain_text(options.get("include", "")))):
+    is_said = any(name in options for name in (*_NODES, *_OF_EACH_NODE))  # by the launcher, over what a job is given
+    if not (is_said and nodes and per_node) and (slots := _slots(plain_text(options.get("include", "")))):
         nodes, per_node = slots
     missing = tuple(name for key in names for name in unknown_names(plain_text(options.get(key, ""))))
     return LaunchedRanks(nodes, per_node, missing, "" if nodes else hosts, notes)
@@ -163,7 +165,7 @@ def _slots(text: str) -> tuple[int, int] | None:
 
 
 def _rank_options(words: Sequence[str]) -> dict[str, str]:
-    """Options of mpirun, srun and the like, under the names of long options."""
+    """Options of mpirun, srun and the like, and short ones of DeepSpeed's launcher, under the names of long options."""
     options: dict[str, str] = {}
     known: Mapping[str, str] = {}
     for word, value in zip(words, [*words[1:], ""], strict=False):
@@ -172,7 +174,7 @@ def _rank_options(words: Sequence[str]) -> dict[str, str]:
         if joined := re.fullmatch(r"(-[A-Za-z]+)(\d+)", word):  # -n16
             name, equals, attached = joined[1], "=", joined[2]
         if PurePath(word).name in NODE_LAUNCHERS:
-            known = {}
+            known = _HOSTS_OF_DEEPSPEED if PurePath(word).name == "deepspeed" else {}
         elif name in known:
             options[known[name]] = attached if equals else value
         elif known is _MPI and name in ("--map-by", "-map-by") and (attached or value).startswith("ppr:"):

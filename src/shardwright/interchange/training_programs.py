@@ -268,6 +268,25 @@ def told_of_vocabulary(name: str) -> list[str]:
     ]
 
 
+_OF_OWN_PARSER = re.compile(r"--[a-z0-9]+(?:-[a-z0-9]+)+(?:=.*)?", re.DOTALL)
+_OF_TRAINER = re.compile(r"--\w*_\w*(?:=.*)?", re.DOTALL)  # of HfArgumentParser: options are names of fields
+
+
+def taken_for_trainer(name: str, words: Sequence[str]) -> list[str]:
+    """A note on a program whose options are the Trainer's with dashes in all of them, as an own parser spells them: its
+    loop may be its own, too, and what that does stands in no option."""
+    if not name or any(map(_OF_TRAINER.fullmatch, words)) or not any(map(_OF_OWN_PARSER.fullmatch, words)):
+        return []
+    return [
+        say(
+            "{program} has options with dashes, as a parser of its own: it is taken for a program of transformers' "
+            "Trainer, and what it sets itself, such as recomputation, shards or the type of weights, is not seen "
+            "(--set plan.recompute=full, --set plan.zero=N)",
+            program=shortened(name, 60),
+        )
+    ]
+
+
 def told_by_path(path: str) -> list[str]:
     """A line on a folder of a configuration's path, or its file, that is called after another kind of training, which
     the program that takes it would say; none if a folder says next tokens, too. Folders above the working one, or of a

@@ -1,10 +1,10 @@
 """Files of schedulers and clouds that hold a command and how many nodes run it: manifests of Kubernetes (PyTorchJob,
-MPIJob, Volcano, TrainJob, ...), tasks of SkyPilot and dstack, jobs of Azure ML, Determined, Beaker, Vertex AI, services
-of Docker Compose, recipes of Makefiles and justfiles, arguments of Megatron-LM's tests. The command is read as a launch
-script.
+MPIJob, Volcano, TrainJob, ...), tasks of SkyPilot and dstack, jobs of Azure ML, Amulet, Determined, Beaker, Vertex AI,
+services of Docker Compose, recipes of Makefiles and justfiles, arguments of Megatron-LM's tests. The command is read as
+a launch script.
 
 Sources: their schemas, kubeflow.org (training operator 1.9, trainer 2), volcano.sh, docs.skypilot.co, dstack.ai,
-learn.microsoft.com (commandJob), docs.docker.com (compose), August 2026.
+learn.microsoft.com (commandJob), docs.docker.com (compose), amulet-docs (config_file), August 2026.
 """
 
 import re
@@ -315,6 +315,22 @@ def _of_vertex(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
             yield WrappedCommand(_text_of(words), nodes, devices, _values(_below(pool, "containerSpec", "env")))
 
 
+_SKU = re.compile(r"(?:(\d+)x)?(?:\d+)?G(\d+)(?:-.*)?")  # of Amulet: nodes, memory, GPUs of a node, kind: 2x80G8-A100
+
+
+def _of_amulet(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
+    """The commands of jobs, or of the one that a search starts with other values; $$ is a sign of the shell's."""
+    listed = data.get("jobs")
+    searched = _below(data, "search", "job_template")
+    for job in [*(listed if isinstance(listed, list) else ()), searched]:
+        if not isinstance(job, Mapping) or not (commands := _words(job.get("command"))):
+            continue
+        sku = _SKU.fullmatch(str(job.get("sku") or ""))
+        nodes, devices = (whole(sku[1] or "1") or 0, whole(sku[2]) or 0) if sku else (0, 0)
+        text = "\n".join(commands).replace("$$", "$")
+        yield WrappedCommand(text, nodes, devices, _values(_below(job, "submit_args", "env")))
+
+
 def _of_megatrons_tests(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
     """The arguments of one of Megatron-LM's functional tests; the list of all tests says program and GPUs."""
     if (mode := str(data.get("MODE") or "pretraining")) != "pretraining":
@@ -352,6 +368,9 @@ WRAPPERS = (
     Wrapper("Vertex AI", (("workerPoolSpecs",), ("jobSpec.workerPoolSpecs",)), _of_vertex),
     Wrapper("Azure ML", (("command", "environment"), ("command", "compute")), _of_azure),
     Wrapper(say("Megatron-LM's tests"), (("MODEL_ARGS", "ENV_VARS"),), _of_megatrons_tests),
+    Wrapper(
+        "Amulet", (("target", "jobs"), ("target", "search.job_template"), ("environment", "jobs", "code")), _of_amulet
+    ),
     Wrapper("dstack", (("type", "commands"),), _of_dstack),
     Wrapper("Docker Compose", (("services",),), _of_compose),
 )

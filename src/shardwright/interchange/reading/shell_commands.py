@@ -298,7 +298,7 @@ class CommandEffects(CommandTexts):
             return None
         elif script.printed is not None and name not in SILENT and name not in script.functions:
             script.printed.write(None)
-        if name in _WITHOUT_EFFECT:
+        if name in _WITHOUT_EFFECT and words[1:2] != ["run"]:  # `conda run` starts a command
             return True
         if name == "unset":
             for word in words[1:] if "-f" not in words else ():

@@ -44,7 +44,7 @@ from shardwright.interchange.systems.missing_configurations import OF_OPTIONS, c
 from shardwright.interchange.systems.sample_lengths import read_length, write_length
 from shardwright.interchange.systems.switched_off import ignore_switched_off
 from shardwright.interchange.systems.trainer_command import is_training
-from shardwright.interchange.training_programs import program_fault, read_kind, told_of_vocabulary
+from shardwright.interchange.training_programs import program_fault, read_kind, taken_for_trainer, told_of_vocabulary
 
 NUMBERS = frozenset(("--gradient_accumulation_steps", "--per_device_train_batch_size"))  # options that are never "auto"
 _PARALLEL = "parallelism_config.parallelism_config_"  # before Accelerate's degrees, which programs over it have, too
@@ -102,13 +102,13 @@ class FileParts:
             for name in sorted(NUMBERS & self.automatic)
         ]
         missing = [] if world or not self.command else missing_ranks(self.command)
-        program = self.command.program if self.command else ""
-        task = self.command.arguments[0] if self.command and self.command.arguments else ""
+        program, words = (self.command.program, self.command.arguments) if self.command else ("", [])
+        task = words[0] if words else ""
         programs = (program, task if task.isidentifier() else "")
         of_programs = [program_fault(name, asked.variables) for name in programs]
         return Settings(
             self.given | ({WORLD: world} if world else {}),
-            notes=[*self.notes, *(self.command.notes if self.command else ())],
+            notes=[*self.notes, *taken_for_trainer(program, words), *(self.command.notes if self.command else ())],
             faults=[*filter(None, of_programs), *self.faults, *automatic, *missing],
             overrides=asked.fields,
             lost=told_of_vocabulary(program),
