@@ -137,7 +137,7 @@ interchange: $(VENV)/installed-test  ## install DeepSpeed, torchtitan, axolotl, 
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/trainers $(TRAINERS)
 	PYTHONPATH=$(VENV)/trainers $(BIN)/python -m pytest -q tests/interchange/heavier_packages.py -k "axolotl or llama"
 	PYTHONPATH=$(VENV)/trainers $(BIN)/python -m pytest -q tests/precision/test_nf4.py tests/train/test_adapters.py \
-		tests/train/test_adapter_files.py tests/train/test_expert_adapters.py tests/train/test_beside_bitsandbytes.py -k "peft or bitsandbytes"
+		tests/train/test_adapter_files.py tests/train/test_expert_adapters.py tests/train/test_beside_bitsandbytes.py tests/measure/test_adapter_traffic.py -k "peft or bitsandbytes"
 
 gpu: $(VENV)/installed  ## what one CUDA device shows, in calls of eight minutes that go on: runs/gpu/report.md (ARGS="--dry" needs none)
 	$(BIN)/python benchmarks/gpu.py $(ARGS)

@@ -22,7 +22,7 @@ from fit_costs import HERE, step_seconds, usable
 from shardwright.cost.calibration import left_out, shipped
 from shardwright.measure.measured_runs.runs import Measured, read_runs
 
-TABLES = ("runs.csv", "others.csv", "runs-2026.csv", "unseen-8.csv", "unseen-9.csv", "unseen-12.csv")
+TABLES = ("runs.csv", "others.csv", "runs-2026.csv", "unseen-8.csv", "unseen-9.csv", "unseen-11.csv")
 SMALL = 1024  # largest hidden size of a small model
 SCALED = (8, 256)  # devices between which weak scaling is judged
 BATCHES = 3  # other batches of one plan that tell its ends

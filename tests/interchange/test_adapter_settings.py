@@ -10,6 +10,7 @@ from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.software import software_of
 from shardwright.interchange.exported import Lacking, exported
 from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked
@@ -68,12 +69,12 @@ def test_bases_in_nf4_are_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", READ)
-def test_adapters_are_read_and_priced_as_this_runtimes(name: str) -> None:
+def test_adapters_are_read_and_priced_as_those_of_peft(name: str) -> None:
     system, text, (rank, alpha, targets) = READ[name]
     job = read(system, text)
     adapter = job.model.adapter
     assert (adapter.rank, adapter.alpha, adapter.targets) == (rank, alpha, targets)
-    assert job.cluster.software == "shardwright" and job.precision.master_number == "float32"
+    assert software_of(job.cluster.software).adapters == "peft" and job.precision.master_number == "float32"
 
 
 @pytest.mark.parametrize(

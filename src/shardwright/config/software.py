@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shardwright.config import catalog, largest
+from shardwright.config.adapter_code import AdapterMaker
 from shardwright.config.attention_kernels import ATTENTION_KERNELS, KernelName
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.context_facts import ContextMethod
@@ -169,7 +170,7 @@ class SoftwareSpec(SoftwareMemorySpec):
     expert_bias_kernels: Counts = Field(
         (0.0, 0.0), description="Kernels more for each such expert where experts have biases."
     )
-    adapter_kernels: Counts = Field((0.0, 0.0), description="Kernels more for each map of a layer with an adapter.")
+    adapters: AdapterMaker = Field("", description="Whose code adapters are; left out, it has none.")
     nf4_kernels: Counts = Field((1.0, 1.0), description="Kernels more for each matrix of a layer in NF4.")
     adds: Literal["product", "apart", "shards"] = Field(
         "product",

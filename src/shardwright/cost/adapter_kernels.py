@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from shardwright.config.adapter_code import adapter_code
 from shardwright.config.matrix import Matrix
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import SoftwareSpec
@@ -16,7 +17,7 @@ def adapter_kernels(
         return ()
     num_maps = sum(len(adapter.targets_of(matrix)) for matrix in matrices)
     num_stored = sum(1 for matrix in matrices if adapter.maps(matrix)) if adapter.row_format else 0
-    return (num_maps, software.adapter_kernels), (num_stored, software.nf4_kernels)
+    return (num_maps, adapter_code(software.adapters).kernels), (num_stored, software.nf4_kernels)
 
 
 def updated_of_expert(shape: ModelShape) -> int:

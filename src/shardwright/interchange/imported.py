@@ -13,6 +13,7 @@ from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields
 from shardwright.config.phrase import each, say
+from shardwright.config.software import software_of
 from shardwright.interchange.adapters_beside_experts import adapter_faults, targets_with_experts
 from shardwright.interchange.carried_data import carried_data
 from shardwright.interchange.known_settings import is_uncounted, is_usual, subjects
@@ -99,7 +100,7 @@ def split_sets(sets: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
 
 
 def _priced_as_own(result: ReadResult) -> ReadResult:
-    """A job with adapters, priced as this runtime's: those of other software are not described."""
+    """A job with adapters, priced as this runtime's: those of its own software are not described."""
     notes = [note for note in result.settings.notes if not note.startswith("priced as ")]
     result.settings.notes = [*notes, say("memory and time of adapters are those of this runtime")]
     return replace(result, software="shardwright")
@@ -107,7 +108,7 @@ def _priced_as_own(result: ReadResult) -> ReadResult:
 
 def imported(result: ReadResult, asked: Asked, subject: str, name: str, folder: Path) -> Imported:
     """The checked job of files in a folder. PlanError lists every fault."""
-    if "model.adapter.rank" in result.fields:
+    if "model.adapter.rank" in result.fields and not software_of(result.software).adapters:
         result = _priced_as_own(result)
     settings = result.settings
     faults = [_with_way_out(fault) for fault in (*_unknown_faults(settings), *settings.faults)]

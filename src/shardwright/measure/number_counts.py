@@ -9,8 +9,9 @@ from dataclasses import asdict
 from typing import Any, Literal, get_args, get_origin
 
 from shardwright.config import catalog
+from shardwright.config.adapter_code import ADAPTER_CODE, AdapterCode
 from shardwright.config.base import Spec
-from shardwright.config.elementwise_kernels import ELEMENTWISE_KERNELS
+from shardwright.config.elementwise_kernels import ELEMENTWISE_KERNELS, ElementwiseKernels
 from shardwright.config.product_modules import PRODUCT_MODULES
 from shardwright.config.software import SoftwareSpec, software_of
 from shardwright.cost.prediction_range import FACTS
@@ -33,13 +34,11 @@ def number_counts(rows: Sequence[Measured]) -> dict[str, int]:
         name: _num_numbers(catalog.read("software", name), SoftwareSpec) for name in catalog.names("software")
     }
     own = {name for name in in_software if software_of(name).is_own}
-    in_kernels = {
-        kernels.name: _num_numbers(asdict(kernels) | {"place": ""}) for kernels in ELEMENTWISE_KERNELS.values()
-    }
-    is_counted = {kernels.name for kernels in ELEMENTWISE_KERNELS.values() if kernels.is_counted}
-    counted = sum(in_software[name] for name in own) + sum(in_kernels[name] for name in is_counted)
+    facts: list[ElementwiseKernels | AdapterCode] = [*ELEMENTWISE_KERNELS.values(), *ADAPTER_CODE.values()]
+    in_facts = [(_num_numbers(asdict(fact) | {"place": ""}), fact.is_counted) for fact in facts]
+    counted = sum(in_software[name] for name in own) + sum(num for num, is_counted in in_facts if is_counted)
     in_modules = sum(_num_numbers([*modules.launches, modules.collective]) for modules in PRODUCT_MODULES.values())
-    described = sum(in_software.values()) + sum(in_kernels.values()) + in_modules - counted
+    described = sum(in_software.values()) + sum(num for num, _ in in_facts) + in_modules - counted
     in_calibrations = sum(
         1
         for file in catalog.names("calibrations")

@@ -129,10 +129,12 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     num_sharded = sizes[0] if software.zero.whole_experts else sum(sizes)
     held = gathered_bytes(run, software, num_sharded, np.maximum(1, layers.number))
     buffers = np.maximum(layer_bytes + held[0], loss_bytes + held[1]) - np.maximum(layer_bytes, loss_bytes)
-    by_matrix = held_by_matrix(run, ranks, sizes)
-    elements = sizes if shape.experts else sizes[:1]
+    trained = ranks.trained(shape, grid) if shape.is_adapted else sizes
+    by_matrix = held_by_matrix(run, ranks, trained)
+    elements = trained if shape.experts else trained[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
-    parameters = parameters + _in_float8(run, software, sum(sizes) - _tables(run, ranks))
+    parameters = parameters + _in_float8(run, software, sum(trained) - _tables(run, ranks) * (not shape.is_adapted))
+    parameters = parameters + _frozen(run, ranks)
     step_bytes = activations + working + buffers
     copied_bytes = _copied_for_update(grid, software, elements)
     working = working + np.maximum(0.0, copied_bytes - step_bytes)
@@ -282,6 +284,14 @@ def _state(
         offloaded = (FLOAT32 * updated_share + updated) * grid.offload_optimizer + values * grid.offload_parameters
         host = host + elements * offloaded
     return parameters, gradients, optimizer, host
+
+
+def _frozen(run: Run, ranks: PipelineRanks) -> Numbers:
+    """Bytes of the frozen weights beside adapters, which ZeRO-3 shards."""
+    if not run.shape.is_adapted:
+        return 0.0
+    share = np.where(run.grid.zero == 3, 1 / layout(run.grid, SHARDS[False]).size, 1.0)
+    return sum(ranks.frozen_bytes(run.shape, run.grid)) * share
 
 
 def _tables(run: Run, ranks: PipelineRanks) -> Numbers:

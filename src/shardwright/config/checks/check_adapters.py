@@ -165,7 +165,7 @@ def _update_faults(job: JobSpec) -> Iterator[str]:
 
 def _software_faults(job: JobSpec) -> Iterator[str]:
     """A fault of software whose adapters are not described."""
-    if not software_of(job.cluster.software).is_own:
+    if not software_of(job.cluster.software).adapters:
         yield (
             say(
                 "cluster.software is {software}, and what it keeps and computes for adapters is not described here; "
