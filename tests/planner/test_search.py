@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.config import catalog
+from shardwright.config.adapter import AdapterSpec
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
 from shardwright.config.plan import PlanSpec
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.config.software import software_of
 from shardwright.cost.calibration import rates_of, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo
@@ -126,6 +128,9 @@ def test_no_bound_is_above_a_price(model: str, order: str, software: str, data: 
     """Each bound, against what the plans that it stands for take, those that offload among them."""
     job = small_job(model)
     job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": software})})
+    if software_of(software).adapters and job.model.mtp_layers == 0:
+        adapter = AdapterSpec(rank=data.draw(st.sampled_from([0, 0, 4])))
+        job = job.model_copy(update={"model": job.model.model_copy(update={"adapter": adapter})})
     block = data.draw(st.sampled_from(blocks(model, order)))
     chosen = np.array(data.draw(st.lists(st.integers(0, len(block) - 1), min_size=1, max_size=20)))
     block = block.where(chosen)
