@@ -162,6 +162,8 @@ def main() -> None:
     parser.add_argument("table", type=Path, metavar="IN")
     parser.add_argument("filled", type=Path, metavar="OUT")
     options = parser.parse_args()
+    if not options.table.is_file():
+        parser.error(f"there is no table {options.table}")
     with options.table.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         rows, header = with_earlier_facts([filled(row) for row in reader]), list(reader.fieldnames or ())

@@ -25,7 +25,7 @@ _FURTHER = (
     *("expert_tp", "attention", "software", "grads", "moments", "masters", "offload", "host", "overlap", "compiled"),
     *("dispatcher", "grouped", "graphs", "cp_method", "optimizer", "routing", "window", "shard_group", "memory_kind"),
     *("dropout", "fused_loss", "compiled_loss", "loss_by_parts", "fused_gate", "split_inputs"),
-    *("no_sync", "autocast", "whole_experts", "float8_gather"),
+    *("no_sync", "autocast", "whole_experts", "float8_gather", "adapter_rank", "adapter_maps", "adapter_base"),
 )
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.cli.main import cli
+from shardwright.config.adapter import TARGETS
 from shardwright.config.base import PlanError
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
@@ -404,6 +405,19 @@ def test_a_loss_whose_logits_no_device_holds_is_by_parts_where_nothing_says_its_
     assert software(software="", **long | {"gpu": "B200"}) == "fsdp-2024"
     assert software(**long | {"software": "fsdp@2024-10"}) == "fsdp-2024"
     assert software(**long | {"software": "fsdp@2024-10", "loss_by_parts": "1"}) == "fsdp-2024+loss-by-parts"
+
+
+def test_adapters_that_columns_say() -> None:
+    adapters = {"software": "transformers@2024-01", "adapter_rank": "8", "tp": "1", "gated_mlp": "1"}
+    all_maps, two = (run_of(ROW | adapters | {"adapter_maps": maps}).shape.adapter for maps in ("", "query value"))
+    assert (all_maps.rank, all_maps.targets, all_maps.base) == (8, TARGETS, "compute")
+    assert two.targets == ("query", "value")
+    stored = run_of(ROW | adapters | {"adapter_base": "nf4-double"}).shape.adapter
+    assert stored.base == "nf4" and stored.double_quantization
+    assert not run_of(ROW | adapters | {"adapter_rank": ""}).shape.is_adapted
+    assert "did you mean query" in row_faults(ROW | adapters | {"adapter_maps": "queri"})[0]
+    of_another = measured(TableLine(2, ROW | adapters | {"software": "megatron-core@2025-06"}))
+    assert "what megatron-core keeps and computes for adapters is not described here" in of_another.reason
 
 
 def test_scores_that_no_device_holds_are_those_of_flash_attention() -> None:

@@ -21,7 +21,7 @@ from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.layers.query import Run
-from shardwright.measure.measured_runs.row_facts import Row, schedule_of, value_faults, whole
+from shardwright.measure.measured_runs.row_facts import Row, adapter_of, schedule_of, value_faults, whole
 from shardwright.schedule.job_program import plan_faults
 
 # The column for each field of a job in messages.
@@ -186,6 +186,8 @@ def _model_fields(row: Row) -> dict[str, Any]:
             "shared_experts": whole(row, "shared_experts"),
             "first_dense": whole(row, "dense_layers"),
         }
+    if row.get("adapter_rank"):
+        fields["adapter"] = adapter_of(row).model_dump()
     if row.get("kv_rank"):
         fields |= {"latent": {"q_rank": whole(row, "q_rank"), "kv_rank": whole(row, "kv_rank")}}
         fields |= {"positions": "rotary", "head_dim": 0, "kv_heads": 0}

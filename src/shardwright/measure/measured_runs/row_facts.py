@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import get_args
 
+from shardwright.config.adapter import EXPERT_TARGETS, TARGETS, AdapterSpec
 from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.catalog import did_you_mean
 from shardwright.config.context_facts import CONTEXT_METHODS
@@ -37,6 +38,7 @@ WHOLE = {
     **dict.fromkeys(("bias", "limited", "grouped", "dropout", "fused_loss", "split_inputs"), 0),
     **dict.fromkeys(("no_sync", "autocast", "whole_experts", "float8_gather", "loss_by_parts"), 0),
     **dict.fromkeys(("compiled_loss", "fused_gate"), 0),
+    "adapter_rank": 1,
 }
 _MOST = {
     **dict.fromkeys(
@@ -63,7 +65,7 @@ _MOST = {
         1,
     ),
     "zero_stage": 3,
-    "topk": 10**6,
+    **dict.fromkeys(("topk", "adapter_rank"), 10**6),
 }
 # Measured and stated amounts, more than 0 if they are filled.
 AMOUNTS = (
@@ -113,6 +115,16 @@ MEMORY_KINDS = ("allocator", "reserved", "driver", "first-rank", "last-rank", "u
 def whole(row: Row, name: str, default: int = 0) -> int:
     """An integer of a row that was checked."""
     return int(float(row[name])) if row.get(name) else default
+
+
+def adapter_of(row: Row) -> AdapterSpec:
+    """The adapters of a row that was checked: of all maps where it names none; without a rank, none."""
+    if not (rank := whole(row, "adapter_rank")):
+        return AdapterSpec()
+    base = row.get("adapter_base") or ""
+    fields = {"rank": rank, "base": "nf4" if base else "compute", "double_quantization": base == "nf4-double"}
+    maps = (row.get("adapter_maps") or "").split()
+    return AdapterSpec.model_validate(fields | ({"targets": tuple(maps)} if maps else {}))
 
 
 def schedule_of(name: str) -> str:
@@ -165,6 +177,8 @@ def _amount_fault(name: str, text: str) -> str:
     )
 
 
+_ADAPTER_BASES = ("nf4", "nf4-double")  # with scales in float32, or in 8 bits
+
 _WORDS: dict[str, tuple[str, ...]] = {
     "recompute": (*LAYER_POLICIES, *OPERATORS),
     "schedule": tuple(_SCHEDULES),  # and the names of SCHEDULES
@@ -186,6 +200,8 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "routing": ROUTINGS,
     "cp_method": CONTEXT_METHODS.names,
     "optimizer": OPTIMIZERS.names,
+    "adapter_maps": (*TARGETS, *EXPERT_TARGETS),
+    "adapter_base": _ADAPTER_BASES,
 }
 
 
@@ -208,7 +224,7 @@ def _word_fault(name: str, text: str) -> str:
         known_words = (*known_words, *SCHEDULES.names)
     if name == "precision":
         words = [number_called(text) or text]
-    if name in ("overlap", "offload", "host"):
+    if name in ("overlap", "offload", "host", "adapter_maps"):
         words = text.split()
     wrong = [word for word in words if word not in known_words]
     return (

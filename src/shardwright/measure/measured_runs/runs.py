@@ -28,7 +28,7 @@ from shardwright.layers.operators import Context
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.measure.measured_runs.flops_convention import counted_flops
 from shardwright.measure.measured_runs.row_checks import RowCheck, check_row, dp_of, stage_faults
-from shardwright.measure.measured_runs.row_facts import GRADS, Row, amount_faults, schedule_of, whole
+from shardwright.measure.measured_runs.row_facts import GRADS, Row, adapter_of, amount_faults, schedule_of, whole
 from shardwright.measure.measured_runs.row_software import knows_software, software_of_row
 from shardwright.measure.measured_runs.run_table import TableLine, read_lines
 
@@ -134,6 +134,15 @@ def run_of_row(row: Row, without: frozenset[str] = frozenset()) -> Run:
     spec, software = device_of(row["gpu"]), software_of_row(row, without)
     shape, grid = shape_of_row(row), grid_of_row(row, spec)
     described = software_of(software)
+    if shape.is_adapted and not described.adapters:
+        raise ValueError(
+            say(
+                "adapter_rank is {rank}, and what {software} keeps and computes for adapters is not described here; "
+                "name software whose adapters are, such as transformers or torchtune",
+                rank=shape.adapter.rank,
+                software=software.partition("+")[0],
+            )
+        )
     grid = replace(grid, bucket_bytes=described.bucket_mib * MIB)
     if described.stages_by_cost and grid.virtual == 1 and grid.pp > 1:
         grid = replace(grid, layout=layout_by_cost(shape, int(grid.pp)))
@@ -228,6 +237,7 @@ def shape_of_row(row: Row) -> ModelShape:
         experts=experts,
         latent=latent,
         window=WindowSpec(size=whole(row, "window"), full_every=whole(row, "window_every")),
+        adapter=adapter_of(row),
     )
     tied = replace(shape, tied=True)
     is_stated = math.isclose(1e9 * _float(row, "params_b"), tied.parameters, rel_tol=_TIED_WITHIN)
