@@ -42,8 +42,9 @@ FACTS = (
         kernels=(8.0, 12.0),
         is_counted=True,
     ),
-    # torchtune (modules.peft.lora, LoRALinear.forward) in 16 bits: without casts.
-    AdapterCode(name="torchtune", place=30, of_input=(0.0, 6.0), of_output=(10.0, 4.0), kernels=(4.0, 8.0)),
+    # In the number type of the base, without casts: torchtune (modules.peft.lora, LoRALinear.forward), LitGPT, and NeMo
+    # (megatron.bridge.peft, LoRALinear and ParallelLinearAdapter).
+    AdapterCode(name="uncast", place=30, of_input=(0.0, 6.0), of_output=(10.0, 4.0), kernels=(4.0, 8.0)),
 )
 
 ADAPTER_CODE: Registry[AdapterCode] = Registry("code for adapters", __name__, AdapterCode)
