@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.config import catalog
+from shardwright.config.adapter import AdapterSpec
 from shardwright.config.load import load_job, make_job
 from shardwright.config.model_shape import ModelShape, shape_of
 from shardwright.config.section_shapes import ExpertShape, LatentShape
@@ -253,3 +254,14 @@ def test_tp_ranks_of_paddlenlp_keep_a_copy_of_the_input_of_each_product() -> Non
     assert kept[2, False] == {"attention enter": 3.0, "mlp enter": 2.0}
     assert kept[2, True] == {"attention enter": 0.5, "mlp enter": 0.5}  # of what the ranks gather
     assert kept_bytes(chains(LLAMA, PlanGrid(tp=2), software)["dense"], "full") == 2 * LLAMA.sequence * LLAMA.hidden
+
+
+def test_adapters_are_in_16_bits_beside_a_frozen_base_in_fp8() -> None:
+    shape = replace(GPT, adapter=AdapterSpec(rank=8))
+    chain = chains(shape, PlanGrid(precision="fp8"), software_of("nemo"))["dense"]
+    products = [p for o in chain for p in o.products if p.weight]
+    assert {(p.is_frozen, p.is_wide) for p in products} == {(True, False), (False, True)}
+    assert sum(p.is_wide for p in products) == 2 * 4  # A and B of each of four matrices
+    bare = chains(shape, PlanGrid(), software_of("megatron-core"))["dense"]
+    moved = [sum(float(o.forward_bytes) for o in one) for one in (chain, bare)]
+    assert moved[0] > moved[1]  # sums of results, where the code of adapters is described

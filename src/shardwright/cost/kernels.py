@@ -102,7 +102,7 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
         if p.nf4_bytes:  # one kernel reads what is stored, and writes numbers (precision/nf4.py)
             numbers_s = (p.nf4_bytes + rates.element_bytes) * p.batch * p.inner * p.columns / rates.memory
             forward, input_grad = forward + numbers_s, input_grad + numbers_s
-        narrow = is_narrow and p.weight
+        narrow = is_narrow and p.weight and not p.is_wide
         rate = rates.flops_product if narrow else rates.flops_wide
         r, i, c, batch = np.broadcast_arrays(p.rows, p.inner, p.columns, p.batch)
         if not narrow and rates.measured is not None and rates.measured.knows("product", rates.number):
@@ -124,7 +124,7 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
             cast = rates.cast if software.float8_fused else 1.0
             forward = forward + cast * software.float8[0] * p.batch * p.rows * p.inner / rates.memory
             input_grad = input_grad + cast * software.float8[1] * p.batch * p.rows * p.columns / rates.memory
-            if software.float8_weight_gradients:
+            if software.float8_weight_gradients and not p.is_frozen:
                 elements = p.batch * p.rows * (p.inner + p.columns)
                 weight_grad = weight_grad + software.float8_gradient * elements / rates.memory
                 if software.float8_gradient:  # the product is a separate tensor, added later

@@ -38,11 +38,14 @@ def adapted(c: Context, operator: Operator) -> Operator:
     if matrix.experts:  # each expert has its own, for its rows, and no exchange
         of_rows, columns = operator.products[0], c.shape.adapter.columns(matrix, grid.expert_tp)
         factors = (replace(of_rows, columns=width), replace(of_rows, inner=rank, columns=columns))
-        trained = tuple(replace(factor, is_frozen=False, nf4_bytes=0.0) for factor in factors)
+        trained = tuple(replace(factor, is_frozen=False, nf4_bytes=0.0, is_wide=True) for factor in factors)
         return replace(operator, products=(*operator.products, *trained))
     rows = c.tokens if matrix.is_row_parallel else c.tokens / np.where(is_sharded, grid.tp, 1)
     columns = c.shape.adapter.columns(matrix, grid.tp)
-    factors = (MatrixProduct(rows, matrix.inner_on(grid.tp), width), MatrixProduct(c.tokens, rank, columns))
+    factors = (
+        MatrixProduct(rows, matrix.inner_on(grid.tp), width, is_wide=True),
+        MatrixProduct(c.tokens, rank, columns, is_wide=True),
+    )
     operator = _with_traffic(c, replace(operator, products=(*operator.products, *factors)), len(targets), columns)
     if matrix.is_row_parallel:
         return operator

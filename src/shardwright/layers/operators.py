@@ -33,7 +33,8 @@ Axis = Literal["tp", "cp", "ep"]
 @dataclass(frozen=True)
 class MatrixProduct:
     """`batch` products of (rows x inner) with (inner x columns). `weight`: the second factor is a parameter, which has
-    no gradient if it `is_frozen`; in NF4 an element takes `nf4_bytes`, and is made a number in each pass."""
+    no gradient if it `is_frozen`; in NF4 an element takes `nf4_bytes`, and is made a number in each pass. It `is_wide`
+    if it is in 16 bits where other products are in fp8."""
 
     rows: Numbers
     inner: Numbers
@@ -41,6 +42,7 @@ class MatrixProduct:
     batch: Numbers = 1
     weight: bool = True
     is_frozen: bool = False
+    is_wide: bool = False
     nf4_bytes: float = 0.0
 
     @classmethod
