@@ -118,8 +118,8 @@ def _over_transformers(texts: str, zero_stage: str) -> str:
         return ""
     has_liger = re.search(r"\b[Ll]iger", texts) is not None and not re.search(r"\b(?:no|without) [Ll]iger", texts)
     says_deepspeed = re.search(r"[Dd]eep[Ss]peed|ZeRO-[123O]|ds_config", texts) is not None
-    is_sharded = zero_stage in ("1", "2", "3")
-    if not has_fsdp and (has_deepspeed or says_deepspeed or (is_sharded and "FSDP" not in texts)):
+    only_deepspeed = zero_stage in ("1", "2") and "FSDP" not in texts  # stage 3 may be either's
+    if not has_fsdp and (has_deepspeed or says_deepspeed or only_deepspeed):
         return "deepspeed-liger" if has_liger else "deepspeed"
     return "liger" if has_liger else "transformers"
 

@@ -56,11 +56,13 @@ def test_products_in_fp8_and_blackwell_need_megatron_core() -> None:
     assert filled(row | {"gpu": "H200"})["software"] == "megatron-lm"
 
 
-def test_shards_without_fsdp_are_deepspeeds() -> None:
+def test_shards_of_state_alone_are_deepspeeds() -> None:
+    """Stage 3 without a word may be either's: FSDP has the kernels of transformers alone."""
     row = {"source": "hiyouga/LLaMA-Factory README"}
-    assert filled(row | {"zero_stage": "3"})["software"] == "deepspeed"
-    assert filled(row | {"zero_stage": "3", "notes": "FSDP"})["software"] == "transformers"
-    assert filled(row | {"zero_stage": "0"})["software"] == "transformers"
+    software = [filled(row | {"zero_stage": stage})["software"] for stage in ("0", "1", "2", "3")]
+    assert software == ["transformers", "deepspeed", "deepspeed", "transformers"]
+    assert filled(row | {"zero_stage": "2", "notes": "FSDP"})["software"] == "transformers"
+    assert filled(row | {"zero_stage": "3", "notes": "ZeRO-3"})["software"] == "deepspeed"
 
 
 @pytest.mark.parametrize(
