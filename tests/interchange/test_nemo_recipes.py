@@ -127,6 +127,16 @@ def test_classes_of_adapters_by_their_words_and_fields_that_change_no_plan_are_r
         started("nemo llm finetune --factory \"harbour_8b(kind='dora')\"", tmp_path, str(own))
 
 
+def test_each_of_many_calls_in_a_row_is_followed_once(tmp_path: Path) -> None:
+    """Twenty would be a million expressions if what each is called on were followed twice."""
+    own = tmp_path / "own.py"
+    text = Path(RECIPE).read_text(encoding="utf-8")
+    first = "def finetune_recipe(num_nodes=1):\n"
+    assert first in text
+    own.write_text(text.replace(first, f"{first}    label = tracker(){'.child()' * 20}\n"), encoding="utf-8")
+    assert started("nemo llm finetune --factory harbour_8b", tmp_path, str(own)).job.model.is_adapted
+
+
 def test_a_recipe_that_begins_from_one_of_the_same_name_asks_for_its_file(tmp_path: Path) -> None:
     longer = tmp_path / "longer.py"
     longer.write_text(

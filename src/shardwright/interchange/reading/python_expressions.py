@@ -10,7 +10,6 @@ from shardwright.interchange.reading.python_values import (
     ParsedCall,
     Unread,
     called_plainly,
-    changed_text,
     compared,
     computed,
     is_constant,
@@ -19,6 +18,7 @@ from shardwright.interchange.reading.python_values import (
     is_plain,
     not_followed,
     source_of,
+    text_by_method,
 )
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark
 from shardwright.interchange.reading.shell_words import ShellFault
@@ -83,7 +83,7 @@ class Expressions:
             case ast.Name():
                 return self._name(node, scope)
             case ast.Attribute():
-                return self._attribute(node, scope)
+                return self._attribute(self.value(node.value, scope), node, scope)
             case ast.List() | ast.Tuple():
                 return [self.value(item, scope) for item in node.elts]
             case ast.Dict():
@@ -147,8 +147,7 @@ class Expressions:
                 self._open.discard(key)
         return Named(scope.imports.get(node.id) or scope.source.imports.get(node.id) or node.id)
 
-    def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
-        outer = self.value(node.value, scope)
+    def _attribute(self, outer: Any, node: ast.Attribute, scope: Scope) -> Any:
         if isinstance(outer, Named):
             return Named(f"{outer.text}.{node.attr}"[:1000])
         if isinstance(outer, ParsedCall) and node.attr in outer.keywords:
@@ -191,14 +190,13 @@ class Expressions:
         return self.unread(node, scope)
 
     def _call(self, node: ast.Call, scope: Scope) -> Any:
-        if isinstance(node.func, ast.Attribute) and not (node.args or node.keywords):
-            text = self.value(node.func.value, scope)
-            if isinstance(text, str) and not UNKNOWN.search(text):
-                try:
-                    return changed_text(node.func.attr, text)
-                except ValueError:
-                    return self.unread(node, scope)
-        called = self.value(node.func, scope)
+        if isinstance(node.func, ast.Attribute):
+            outer = self.value(node.func.value, scope)
+            if isinstance(outer, str) and not (node.args or node.keywords or UNKNOWN.search(outer)):
+                return text_by_method(node.func.attr, outer)
+            called = self._attribute(outer, node.func, scope)
+        else:
+            called = self.value(node.func, scope)
         positional = [self.value(argument, scope) for argument in node.args]
         keywords: dict[str, Any] = {}
         for argument in node.keywords:

@@ -174,9 +174,9 @@ def is_of_type(value: Any, kind: Any) -> bool:
     return isinstance(value, _TYPES[kind.text])
 
 
-def changed_text(method: str, text: Any) -> str:
+def text_by_method(method: str, text: str) -> str:
     """The result of a method of a text, lower, upper or strip. ValueError if another is called."""
-    if method not in _METHODS or not isinstance(text, str):
+    if method not in _METHODS:
         raise ValueError(f"{method} is not followed")
     return _METHODS[method](text)
 
