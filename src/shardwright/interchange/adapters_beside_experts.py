@@ -5,7 +5,7 @@ find; in its version 5, as in gpt-oss from the start, all experts of a layer are
 Modules that are named one by one are those of experts in either: peft takes their names for parts of that tensor.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardwright.config.adapter import EXPERT_TARGETS, TARGETS, Target
@@ -56,35 +56,25 @@ def adapter_faults(job: JobSpec, settings: Settings, asked: Mapping[str, Any]) -
     if not _has_experts(job):
         return []
     faults = list[str]()
+    of_both = [name for name in settings.adapted_modules if name in _OF_MEGATRON]
     if settings.all_linear and _TARGETS not in asked:
-        maps = _maps_of(job)
-        beside = [target for target in TARGETS if target in maps]
-        inside = [target for target in EXPERT_TARGETS if target in maps]
         faults.append(
             say(
                 "{setting}: experts are linear modules in transformers 4, each with adapters then, and one tensor in "
                 "its version 5 and in gpt-oss, without; say which: --set {field}=[{beside}], or with experts --set "
                 "{field}=[{all}]",
                 setting=settings.all_linear,
-                field=_TARGETS,
-                beside=",".join(beside),
-                all=",".join([*beside, *inside]),
+                **_answers(job, TARGETS),
             )
         )
-    of_both = [name for name in settings.adapted_modules if name in _OF_MEGATRON]
-    if of_both and not settings.all_linear and _TARGETS not in asked:
-        maps = _maps_of(job)
-        beside = [target for target in job.model.adapter.targets if target in maps]
-        inside = [target for target in EXPERT_TARGETS if target in maps]
+    elif of_both and _TARGETS not in asked:
         faults.append(
             say(
                 "{modules}: maps of experts have these names, too, and adapters of their own, one that all experts of "
                 "a device share, or none, by the release and how products are grouped; say which: --set "
                 "{field}=[{beside}] for none, or --set {field}=[{all}] for one each",
                 modules=tuple(of_both),
-                field=_TARGETS,
-                beside=",".join(beside),
-                all=",".join([*beside, *inside]),
+                **_answers(job, job.model.adapter.targets),
             )
         )
     if settings.four_bits and _BASE not in asked:
@@ -98,6 +88,13 @@ def adapter_faults(job: JobSpec, settings: Settings, asked: Mapping[str, Any]) -
             )
         )
     return faults
+
+
+def _answers(job: JobSpec, targets: Sequence[Target]) -> dict[str, str]:
+    """The words of a fault that asks which maps have adapters: the field, its value without experts and with them."""
+    maps = _maps_of(job)
+    beside, inside = ([name for name in names if name in maps] for names in (targets, EXPERT_TARGETS))
+    return {"field": _TARGETS, "beside": ",".join(beside), "all": ",".join([*beside, *inside])}
 
 
 def _has_experts(job: JobSpec) -> bool:

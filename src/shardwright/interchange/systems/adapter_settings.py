@@ -15,6 +15,7 @@ from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.settings import Flat, Settings
+from shardwright.interchange.systems import alpaca_lora, recipe_adapters
 
 _ALL = ("all-linear", "all", "all_linear")
 # Modules of models that are none of a layer: peft gives them adapters by their names alone.
@@ -73,8 +74,8 @@ _PROGRAMS = (
     _Program("peft_scheme", ("lora",), 0, 0.0, ("query", "key", "value")),  # NeMo's
     _Program("mindspeed_lora", ("true",), 16, 32.0, ()),  # of the flags of MindSpeed-LLM that name modules
     _Program("training_mode", ("lora",), 0, 0.0, ()),  # of people's own programs, too
-    _Program("recipe_lora", ("1",), 32, 32.0, ()),  # of recipes in Python, which name modules (recipe_adapters.py)
-    _Program("alpaca_lora", ("true",), 8, 16.0, _PEFT_TARGETS),  # of the options of its program (alpaca_lora.py)
+    _Program(recipe_adapters.SWITCH, ("1",), 32, 32.0, ()),  # which name modules
+    _Program(alpaca_lora.SWITCH, ("true",), 8, 16.0, _PEFT_TARGETS),
     *(
         _Program(switch, ("true", "1"), 0, 0.0, (), nf4_words=("true", "1"), loads_by_word=True)
         for switch in _NF4_SWITCHES

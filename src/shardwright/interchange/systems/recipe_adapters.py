@@ -22,8 +22,10 @@ def default_peft_config(positional: list[Any], keywords: dict[str, Any]) -> Pars
     """The adapters that default_peft_config("lora", dim=8) of Megatron-Bridge makes; none for all weights."""
     named = dict(keywords)
     scheme = positional[0] if positional else named.pop("peft_scheme", None)
-    if isinstance(scheme, ParsedCall) or scheme is None or str(scheme).lower() == "none":
-        return scheme if isinstance(scheme, ParsedCall) else None
+    if isinstance(scheme, ParsedCall):
+        return scheme
+    if scheme is None or str(scheme).lower() == "none":
+        return None
     return ParsedCall("LoRA" if str(scheme).lower() == "lora" else str(scheme), named)
 
 
