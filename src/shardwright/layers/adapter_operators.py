@@ -76,8 +76,4 @@ def _with_traffic(c: Context, operator: Operator, num_maps: int, columns: Number
         num_inputs * of_input + num_outputs * of_output
         for of_input, of_output in zip(code.of_input, code.of_output, strict=True)
     )
-    return replace(
-        operator,
-        forward_bytes=operator.forward_bytes + forward,
-        backward_bytes=operator.backward_bytes + backward,
-    )
+    return operator.with_more_traffic(forward, backward)

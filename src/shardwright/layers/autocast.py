@@ -1,7 +1,6 @@
 """Weights under torch.autocast: they are in float32, and each pass casts them to 16 bits for its products."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from shardwright.config.software import SoftwareSpec
 from shardwright.layers.arrays import Numbers
@@ -16,11 +15,7 @@ def with_casts(software: SoftwareSpec, operator: Operator) -> Operator:
         return operator
     of_weights = (FLOAT32 + HALF) * _weight_elements(operator.products)
     of_gradients = (FLOAT32 + HALF) * _weight_elements(p for p in operator.products if not p.is_frozen)
-    return replace(
-        operator,
-        forward_bytes=operator.forward_bytes + of_weights,
-        backward_bytes=operator.backward_bytes + of_gradients,
-    )
+    return operator.with_more_traffic(of_weights, of_gradients)
 
 
 def cast_bytes(chain: Iterable[Operator], software: SoftwareSpec) -> Numbers:

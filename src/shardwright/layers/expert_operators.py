@@ -120,11 +120,7 @@ def activate(c: Context, o: LayerOperator) -> Operator:
     if not c.shape.mixture.limited:
         return activation
     forward, backward = c.software.expert_limits
-    return replace(
-        activation,
-        forward_bytes=activation.forward_bytes + forward * n,
-        backward_bytes=activation.backward_bytes + backward * n,
-    )
+    return activation.with_more_traffic(forward * n, backward * n)
 
 
 def _of_results(c: Context) -> tuple[Numbers, Numbers]:

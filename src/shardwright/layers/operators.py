@@ -159,6 +159,10 @@ class Operator:
         """FLOPs of the forward."""
         return sum(p.flops for p in self.products) + (self.scores.flops if self.scores else 0.0)
 
+    def with_more_traffic(self, forward: Numbers, backward: Numbers) -> "Operator":
+        """The operator with so many bytes of elementwise traffic more in the forward, and in the backward."""
+        return replace(self, forward_bytes=self.forward_bytes + forward, backward_bytes=self.backward_bytes + backward)
+
     def in_numbers_of(self, element_bytes: int) -> "Operator":
         """The operator with elements of more than 2 bytes: moved, kept and exchanged bytes grow alike."""
         scale = element_bytes / HALF
@@ -195,11 +199,7 @@ class Context:
         """Elements of tensors."""
         shape, grid, stream_ranks = self.shape, self.grid, np.where(self.grid.sequence_parallel, self.grid.tp, 1)
         sizes = TensorSizes(
-            shape,
-            tp=grid.tp,
-            expert_tp=grid.expert_tp,
-            tokens=self.tokens,
-            tokens_here=self.tokens / stream_ranks,
+            shape, tp=grid.tp, expert_tp=grid.expert_tp, tokens=self.tokens, tokens_here=self.tokens / stream_ranks
         )
         if shape.experts is None:
             return sizes
