@@ -1,8 +1,8 @@
 """Facts of a run that its notes state in words: number types, overlap, dispatchers, graphs, networks, memory."""
 
 import re
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from shardwright.config import catalog
 
@@ -12,12 +12,17 @@ _OFF = r"\s*(?:[:=]|is|are|was|were)?\s*(?:off|false|False|0\b|none|disabled|not
 
 def says(notes: str, pattern: str) -> str:
     """ "1" where notes have a pattern, "0" where they deny it, "" where they do not speak of it, or do both."""
-    said = set()
+    answers = set()
     for match in re.finditer(pattern, notes):
         before, behind = notes[max(0, match.start() - 24) : match.start()], notes[match.end() : match.end() + 12]
         is_denied = re.search(rf"\b{_NO}[ -](?:[\w-]+ )?$", before) or re.match(_OFF, behind)
-        said.add("0" if is_denied else "1")
-    return said.pop() if len(said) == 1 else ""
+        answers.add("0" if is_denied else "1")
+    return answers.pop() if len(answers) == 1 else ""
+
+
+def affirms(notes: str, pattern: str) -> str:
+    """ "1" where notes have a pattern and never deny it, else ""."""
+    return "1" if says(notes, pattern) == "1" else ""
 
 
 _COMPILED = (
@@ -112,8 +117,8 @@ def overlap(notes: str) -> str:
     stated = re.findall(r"\b(no |without )?(TP|DP|PP|EP) overlap", notes)
     words = [f"no-{axes[axis]}" if denial else axes[axis] for denial, axis in stated]
     for axis, pattern in _OVERLAPPED.items():
-        if axis not in words and f"no-{axis}" not in words and (said := says(notes, pattern)):
-            words.append(axis if said == "1" else f"no-{axis}")
+        if axis not in words and f"no-{axis}" not in words and (answer := says(notes, pattern)):
+            words.append(axis if answer == "1" else f"no-{axis}")
     return " ".join(dict.fromkeys(words))
 
 
@@ -175,7 +180,7 @@ _HOSTED = {
 
 def offload(notes: str) -> str:
     """The parts of a job that are in host memory, as far as notes say so."""
-    words = {name for name, pattern in _HOSTED.items() if says(notes, pattern) == "1"}
+    words = {name for name, pattern in _HOSTED.items() if affirms(notes, pattern)}
     if re.search(OFFLOADED, notes):
         words.add("activations")
     return " ".join(name for name in _HOSTED if name in words)
@@ -187,13 +192,13 @@ OFFLOADED = r"(?:q, k, v|qkv_proj)[^;]*offloaded"  # what MaxText's policies sen
 def loss_by_parts(notes: str) -> str:
     """1 where the loss is computed by parts of the tokens."""
     parts = r"loss (?:is )?(?:computed )?(?:by|in) (?:\w+ )?parts|chunked[ _](?:loss|nll|cross)"
-    return says(notes, parts).replace("0", "")
+    return affirms(notes, parts)
 
 
 def optimizer(notes: str) -> str:
     """An optimizer other than AdamW that notes name."""
     named = {"adafactor": r"\bAdafactor\b", "lion": r"\bLion\b", "muon": r"\bMuon\b", "sgd": r"\bSGD\b"}
-    return next((name for name, pattern in named.items() if says(notes, pattern) == "1"), "")
+    return next((name for name, pattern in named.items() if affirms(notes, pattern)), "")
 
 
 _SHARD_GROUP = (
@@ -229,18 +234,27 @@ def numbers_of_notes(notes: str, devices_per_node: str) -> dict[str, str]:
 
 
 def facts_of_model(row: dict[str, str]) -> dict[str, str]:
-    """Facts of the model's attention that the catalog's model of that name has, if its width, heads and MLPs are the
-    row's: heads of another width than hidden / heads, ranks of latents, windows; also of a model with fewer layers."""
-    called = _plain(row.get("model") or "")
-    sizes = tuple(row.get(name) or "" for name in ("hidden", "heads"))
-    matching = [model for model in _models() if model["sizes"] == sizes and (_plain(model["family"]) in called)]
-    facts = [model["facts"] for model in matching]
+    """Facts of the model's attention and MLPs that the catalog's models of that name have, if their width and heads are
+    the row's: heads of another width than hidden / heads, ranks of latents, windows, biases; also of a model with fewer
+    layers. Empty where models of that name differ."""
+    name, sizes = _plain(row.get("model") or ""), (row.get("hidden") or "", row.get("heads") or "")
+    facts = [model.facts for model in _models() if model.sizes == sizes and _plain(model.family) in name]
     return dict(facts[0]) if facts and all(other == facts[0] for other in facts) else {}
 
 
+@dataclass(frozen=True)
+class _Model:
+    """A model of the catalog: its width and heads, the family that its name begins with, and columns that say how it
+    differs from the usual."""
+
+    sizes: tuple[str, str]
+    family: str
+    facts: dict[str, str]
+
+
 @cache
-def _models() -> tuple[dict[str, Any], ...]:
-    """The catalog's models: width and heads, the family that names begin with, and what differs from the usual."""
+def _models() -> tuple[_Model, ...]:
+    """The catalog's models."""
     known = []
     for name in catalog.names("models"):
         if name.startswith("tiny-"):  # of this project alone
@@ -256,7 +270,7 @@ def _models() -> tuple[dict[str, Any], ...]:
             facts |= {"window": str(window["size"]), "window_every": str(window.get("full_every", 1))}
         if model.get("activation") == "clamped-silu":
             facts |= {"bias": "1", "limited": "1"}
-        known.append({"sizes": (str(hidden), str(heads)), "family": re.split(r"-\d|-[a-z]+$", name)[0], "facts": facts})
+        known.append(_Model((str(hidden), str(heads)), re.split(r"-\d|-[a-z]+$", name)[0], facts))
     return tuple(known)
 
 
