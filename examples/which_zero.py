@@ -19,9 +19,9 @@ def main() -> None:
     """Print a line for each stage of ZeRO over 64 replicas."""
     for zero in range(4):
         job = load_job("quickstart", [*JOB, f'plan={{dp=64, zero={zero}, recompute="full"}}'])
-        memory, found = job_memory(job)[0], estimate(job)
+        memory, price = job_memory(job)[0], estimate(job)
         kept = f"state {memory_text(memory.state_bytes)}, activations {memory_text(memory.activations_bytes)}"
-        print(f"ZeRO {zero}: {kept}, a step {seconds_text(found.step.total)}, MFU {100 * found.step.mfu:.0f} %")
+        print(f"ZeRO {zero}: {kept}, a step {seconds_text(price.step.total)}, MFU {100 * price.step.mfu:.0f} %")
 
 
 if __name__ == "__main__":

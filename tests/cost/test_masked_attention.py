@@ -16,9 +16,9 @@ from shardwright.simulate.closed_form import step_time
 def test_a_month_says_which_attention_transformers_takes(framework: str) -> None:
     """4.38 is of 21 February 2024, 4.40 of 18 April, 4.41 of 17 May."""
     months = ("2024-01", "2024-02", "2024-04", "2024-05")
-    found = [software_of(generation_of(framework, month)) for month in months]
-    assert [software.attention for software in found] == ["flash2", "efficient", "efficient", "flash2"]
-    assert [software.causal for software in found] == [True, False, False, True]
+    versions = [software_of(generation_of(framework, month)) for month in months]
+    assert [software.attention for software in versions] == ["flash2", "efficient", "efficient", "flash2"]
+    assert [software.causal for software in versions] == [True, False, False, True]
 
 
 @pytest.mark.parametrize(("kernel", "is_causal"), [("efficient", False), ("torch", False), ("flash2", True)])

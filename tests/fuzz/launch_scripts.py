@@ -103,8 +103,8 @@ def _with_variable(rng: Random, command: str, number: int) -> tuple[str, dict[st
     """A command that takes a size from a variable that nobody sets, and the variable with the size."""
     option = rng.choice(["--per_device_train_batch_size", "--gradient_accumulation_steps", *_LENGTHS])
     name = f"SIZE_{number}"
-    found = re.search(rf"{option} (\d+)", command)
-    return (command.replace(found[0], f"{option} ${name}"), {name: found[1]}) if found else (command, {})
+    match = re.search(rf"{option} (\d+)", command)
+    return (command.replace(match[0], f"{option} ${name}"), {name: match[1]}) if match else (command, {})
 
 
 def _batch_lines(rng: Random) -> list[str]:

@@ -67,8 +67,8 @@ def test_alpha_that_nothing_says_follows_the_rank_that_is_given() -> None:
     answer = job_read(script(command) | MODEL, "model.adapter.rank=16", "model.adapter.targets=[query]")[1]
     assert answer.job.model.adapter.alpha == 32.0
     assert any("nothing says alpha of the adapters; 32.0 is taken" in note for note in answer.assumed)
-    said = job_read(script(f"{command} --lora_alpha 8 --lora_r 4") | MODEL, "model.adapter.targets=[query]")[1]
-    assert said.job.model.adapter.alpha == 8.0 and not any("alpha" in note for note in said.assumed)
+    stated = job_read(script(f"{command} --lora_alpha 8 --lora_r 4") | MODEL, "model.adapter.targets=[query]")[1]
+    assert stated.job.model.adapter.alpha == 8.0 and not any("alpha" in note for note in stated.assumed)
 
 
 @pytest.mark.parametrize(

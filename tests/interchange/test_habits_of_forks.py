@@ -231,8 +231,8 @@ def test_adapters_of_mindspeed_are_read_where_their_modules_are_maps_of_a_layer(
     both = script(experts.replace("linear_proj", "linear_proj linear_fc1 linear_fc2"))
     (fault,) = faults(both)
     assert "linear_fc1, linear_fc2: maps of experts have these names, too" in fault
-    said = job_read(both, "model.adapter.targets=[query,expert_up]")[1].job.model.adapter
-    assert said.targets == ("query", "expert_up")
+    adapter = job_read(both, "model.adapter.targets=[query,expert_up]")[1].job.model.adapter
+    assert adapter.targets == ("query", "expert_up")
 
 
 def test_adapters_of_a_program_with_options_of_its_own_are_asked_for() -> None:

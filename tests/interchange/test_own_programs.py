@@ -42,8 +42,8 @@ def test_a_program_that_trains_all_weights_is_said_to_do_so() -> None:
     assert (job.model.adapter.rank, job.precision.compute, job.batch.global_batch_size) == (0, "bf16", 64)
     nf4 = job_read(script(START + OWN + LORA) | MODEL, "model.adapter.base=nf4")[1].job
     assert nf4.model.adapter.base == "nf4"
-    said = job_read(script(START + OWN + "--use_4bit True --lora_r 16") | MODEL)[1].job
-    assert (said.model.adapter.base, list(said.model.adapter.targets)) == ("nf4", ["query", "value"])
+    chosen = job_read(script(START + OWN + "--use_4bit True --lora_r 16") | MODEL)[1].job
+    assert (chosen.model.adapter.base, list(chosen.model.adapter.targets)) == ("nf4", ["query", "value"])
 
 
 def test_a_batch_that_devices_do_not_share_is_a_fault() -> None:
