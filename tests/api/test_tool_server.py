@@ -158,8 +158,8 @@ def test_who_starts_it_by_hand_is_told_what_does() -> None:
 
     words = [sys.executable, "-m", "shardwright", "mcp"]
     for in_terminal in (True, False):
-        ours, theirs = pty.openpty()
-        stdin = theirs if in_terminal else subprocess.DEVNULL
+        terminal, stdin_of_process = pty.openpty()
+        stdin = stdin_of_process if in_terminal else subprocess.DEVNULL
         with subprocess.Popen(words, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None and process.stderr is not None
             if in_terminal:
@@ -167,5 +167,5 @@ def test_who_starts_it_by_hand_is_told_what_does() -> None:
                 process.kill()
             else:
                 assert process.communicate(timeout=PATIENCE_S) == ("", "")
-        os.close(ours)
-        os.close(theirs)
+        os.close(terminal)
+        os.close(stdin_of_process)

@@ -113,12 +113,13 @@ def invented(name: str) -> Iterator[str]:
             changed = whole | {key: value}
             fields, faults = fields_of(changed)
             try:
-                ours = is_same(make_job({"model": fields | {"mtp_layers": 0}}).model, own)
-                theirs = _computes_the_same(made(family, changed)[0], weights, wanted)
+                is_ours_same = is_same(make_job({"model": fields | {"mtp_layers": 0}}).model, own)
+                is_reference_same = _computes_the_same(made(family, changed)[0], weights, wanted)
             except Exception:  # one of the two refuses it
                 continue
-            if not faults and ours != theirs:
-                yield f"{name}: {key} = {json.dumps(value)} changes {'theirs' if ours else 'ours'} alone"
+            if not faults and is_ours_same != is_reference_same:
+                changing = "transformers" if is_ours_same else "our model"
+                yield f"{name}: {key} = {json.dumps(value)} changes {changing} alone"
 
 
 def _computes_the_same(model: Any, weights: dict[str, torch.Tensor], wanted: torch.Tensor) -> bool:
@@ -137,17 +138,17 @@ def miscounted(name: str) -> Iterator[str]:
     family, keys = RELEASED[name]
     whole = configured(family, keys).to_dict()
     for changed, what in ((whole, "nothing changed"), *changes(json.loads(json.dumps(whole)))):
-        own = parameters(changed | {"model_type": family})
-        if own is None:
+        num_own = parameters(changed | {"model_type": family})
+        if num_own is None:
             continue
         try:
             with torch.device("meta"):
                 model = model_of(configured(family, changed))
         except Exception:  # it refuses the change
             continue
-        theirs = sum(tensor.numel() for tensor in model.parameters() if tensor.requires_grad)
-        if own != theirs:
-            yield f"{name}: {what}: transformers has {theirs:,} parameters, and we have {own:,}"
+        num_reference = sum(tensor.numel() for tensor in model.parameters() if tensor.requires_grad)
+        if num_own != num_reference:
+            yield f"{name}: {what}: transformers has {num_reference:,} parameters, and we have {num_own:,}"
 
 
 def parameters(keys: dict[str, Any]) -> int | None:

@@ -35,12 +35,13 @@ from shardwright.measure.measured_runs.run_table import TableLine
 from shardwright.measure.measured_runs.runs import Measured, measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weights_of
 from shardwright.measure.measured_runs.sweeps import RankedPlan, ranking_quality
-from shardwright.measure.number_counts import number_counts
+from shardwright.measure.number_counts import DERIVED, number_counts, numbers_used
 from shardwright.measure.unstated_columns import unstated_columns
 from shardwright.measure.validate import headline_of, headline_scores, predict
 from shardwright.measure.validate import validate as validate_table
 from shardwright.memory.rank_estimate import peak_memory
 from shardwright.report.validation_text import validation_text
+from shardwright.simulate.batch_pricing import prices
 from support.languages import assert_same_in_chinese
 from support.ranks import PATIENCE_S
 
@@ -189,6 +190,24 @@ def test_numbers_behind_predictions_are_counted() -> None:
     rows = published()
     fewer = [row for row in rows if row.family in ("zb", "kor22")]
     assert number_counts(fewer)["software_of_one_family"] < number_counts(rows)["software_of_one_family"]
+
+
+def test_numbers_that_predictions_of_a_table_can_use_are_told_from_those_of_others() -> None:
+    """Each number that is not said to be used leaves every prediction as it is."""
+    rows = [row for row in published() if row.family == "zb" and row.run]
+    counts = number_counts(rows)
+    told = {name: number_counts(read_runs(TRUTH / name))["by_hand_in_table"] for name in ("runs.csv", "playbook.csv")}
+    docs = (ROOT / "docs" / "measured-runs.md").read_text(encoding="utf-8")
+    assert f"Of all {counts['by_hand']}, `validate` says" in docs
+    assert f": {told['runs.csv']} for these" in docs and f"{told['playbook.csv']} for `playbook.csv`" in docs
+    assert counts["by_hand_in_table"] < counts["by_hand"] / 4 and counts["fitted_in_table"] <= counts["fitted"]
+    runs = [row.run for row in rows if row.run]
+    used = {".".join(place[1:]) for place in numbers_used(set(runs)) if place[0] == "constant"}
+    constants = shipped()
+    used |= {f"common.{name}" for name in DERIVED}  # the range
+    changed = {name: value if name in used else 1.1 * value for name, value in constants.items()}
+    assert len(used) < len(constants) / 2
+    assert prices(runs, constants) == prices(runs, changed)
 
 
 def test_the_range_holds_about_four_of_five_runs_of_each_table_to_which_nothing_was_fitted(

@@ -186,26 +186,26 @@ CASES: dict[str, tuple[Callable[[ModelSpec, int], Theirs], dict[str, Any], int]]
 }
 
 
-def our_weights(theirs: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+def our_weights(tensors: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
     """Their tensors by our names and in our shapes."""
     groups, width = spec.num_kv_heads, spec.head_size
     own = {}
     for part, fused in (("weight", ".weight"), ("bias", "_bias")):
-        if f"query_key_value.{part}" in theirs:  # by head: query, key, value
-            own[f"qkv{fused}"] = theirs[f"query_key_value.{part}"].unflatten(0, (spec.heads, 3, width))
-            own[f"out.{part}"] = theirs[f"dense.{part}"]
-        elif f"q_proj.{part}" in theirs:
-            heads = [theirs[f"{which}_proj.{part}"].unflatten(0, (groups, -1, width)) for which in "qkv"]
+        if f"query_key_value.{part}" in tensors:  # by head: query, key, value
+            own[f"qkv{fused}"] = tensors[f"query_key_value.{part}"].unflatten(0, (spec.heads, 3, width))
+            own[f"out.{part}"] = tensors[f"dense.{part}"]
+        elif f"q_proj.{part}" in tensors:
+            heads = [tensors[f"{which}_proj.{part}"].unflatten(0, (groups, -1, width)) for which in "qkv"]
             own[f"qkv{fused}"] = torch.cat(heads, dim=1)
-            own[f"out.{part}"] = theirs[f"o_proj.{part}"]
+            own[f"out.{part}"] = tensors[f"o_proj.{part}"]
     if spec.qk_norm == "l2":  # pairs lie side by side with them
         order = torch.cat((torch.arange(0, width, 2), torch.arange(1, width, 2)))
         qk, v = own["qkv.weight"].split((spec.heads // groups + 1, 1), dim=1)
         own["qkv.weight"] = torch.cat((qk[:, :, order], v), dim=1)
-    if "sinks" in theirs:
-        own["sinks"] = theirs["sinks"].view(groups, -1)
+    if "sinks" in tensors:
+        own["sinks"] = tensors["sinks"].view(groups, -1)
     for which in "qk" if spec.qk_norm in ("head", "full") else "":
-        weight = theirs[f"{which}_norm.weight"]
+        weight = tensors[f"{which}_norm.weight"]
         own[f"{which}_norm.weight"] = weight if spec.qk_norm == "head" else weight.view(groups, -1, width)
     return own
 

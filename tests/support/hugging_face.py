@@ -56,12 +56,12 @@ def copy_weights(stage: DecoderStage, model: nn.Module) -> None:
                 stage.layers[name.split(".")[2]].moe.router.state.bias_E.copy_(bias)
 
 
-def our_layout(theirs: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+def our_layout(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
     """Tensors by the names of `model.named_parameters()`, as full tensors by our names.
 
-    Fails if one of theirs has no place with us. A tied table is one tensor, "embedding.weight".
+    Fails if one of `tensors` has no place with us. A tied table is one tensor, "embedding.weight".
     """
-    rest = unfused(dict(theirs), spec)
+    rest = unfused(dict(tensors), spec)
     own = (_from_gpt2 if _kind(spec) == "gpt2" else _from_llama)(rest.pop, spec)
     assert not rest, f"not taken over: {sorted(rest)}"
     return own
@@ -206,57 +206,60 @@ def _from_llama(take: Callable[[str], Tensor], spec: ModelSpec) -> dict[str, Ten
     if not spec.tied_embeddings:
         own["head.weight"] = take("lm_head.weight")
     for layer in range(spec.layers):
-        block, block_theirs = f"layers.{layer}", f"model.layers.{layer}"
-        own[f"{block}.attention_norm.weight"] = take(f"{block_theirs}.input_layernorm.weight")
-        own[f"{block}.mlp_norm.weight"] = take(f"{block_theirs}.post_attention_layernorm.weight")
+        block, hub_block = f"layers.{layer}", f"model.layers.{layer}"
+        own[f"{block}.attention_norm.weight"] = take(f"{hub_block}.input_layernorm.weight")
+        own[f"{block}.mlp_norm.weight"] = take(f"{hub_block}.post_attention_layernorm.weight")
         if spec.is_latent:
-            own |= _latents(take, spec, f"{block}.attention", f"{block_theirs}.self_attn")
+            own |= _latents(take, spec, f"{block}.attention", f"{hub_block}.self_attn")
         for which in "qk" if spec.qk_norm in ("head", "full") else "":
-            weight = take(f"{block_theirs}.self_attn.{which}_norm.weight")
+            weight = take(f"{hub_block}.self_attn.{which}_norm.weight")
             own[f"{block}.attention.{which}_norm.weight"] = head_norms(spec, which, weight)
         if spec.qkv_bias:
-            q, k, v = (take(f"{block_theirs}.self_attn.{which}_proj.bias") for which in "qkv")
+            q, k, v = (take(f"{hub_block}.self_attn.{which}_proj.bias") for which in "qkv")
             own[f"{block}.attention.qkv_bias"] = _fuse_qkv(q, k, v, spec)
         for part, fused in (("weight", ".weight"), ("bias", "_bias")) if spec.bias else (("weight", ".weight"),):
             if not spec.is_latent:
-                q, k, v = (take(f"{block_theirs}.self_attn.{which}_proj.{part}") for which in "qkv")
+                q, k, v = (take(f"{hub_block}.self_attn.{which}_proj.{part}") for which in "qkv")
                 own[f"{block}.attention.qkv{fused}"] = _fuse_qkv(q, k, v, spec)
-            own[f"{block}.attention.out.{part}"] = take(f"{block_theirs}.self_attn.o_proj.{part}")
+            own[f"{block}.attention.out.{part}"] = take(f"{hub_block}.self_attn.o_proj.{part}")
             if not spec.moe.has_experts(layer):
-                own |= _gated_mlp(take, f"{block}.mlp", f"{block_theirs}.mlp", part, fused)
+                own |= _gated_mlp(take, f"{block}.mlp", f"{hub_block}.mlp", part, fused)
         if spec.moe.has_experts(layer):
-            own |= _experts(take, spec, f"{block}.moe", f"{block_theirs}.mlp")
+            own |= _experts(take, spec, f"{block}.moe", f"{hub_block}.mlp")
     return own
 
 
-def _gated_mlp(take: Callable[[str], Tensor], mine: str, theirs: str, part: str, fused: str) -> dict[str, Tensor]:
-    gate, up = (take(f"{theirs}.{which}_proj.{part}") for which in ("gate", "up"))
-    return {f"{mine}.up{fused}": torch.stack((gate, up)), f"{mine}.down.{part}": take(f"{theirs}.down_proj.{part}")}
+def _gated_mlp(take: Callable[[str], Tensor], our_path: str, hub_path: str, part: str, fused: str) -> dict[str, Tensor]:
+    gate, up = (take(f"{hub_path}.{which}_proj.{part}") for which in ("gate", "up"))
+    return {
+        f"{our_path}.up{fused}": torch.stack((gate, up)),
+        f"{our_path}.down.{part}": take(f"{hub_path}.down_proj.{part}"),
+    }
 
 
-def _experts(take: Callable[[str], Tensor], spec: ModelSpec, mine: str, theirs: str) -> dict[str, Tensor]:
+def _experts(take: Callable[[str], Tensor], spec: ModelSpec, our_path: str, hub_path: str) -> dict[str, Tensor]:
     """Theirs are [experts, 2 ffn, H], gate before up, and [experts, H, ffn]."""
     own = {
-        f"{mine}.router.weight": take(f"{theirs}.gate.weight"),
-        f"{mine}.experts.up": take(f"{theirs}.experts.gate_up_proj").unflatten(1, (2, -1)),
-        f"{mine}.experts.down": take(f"{theirs}.experts.down_proj"),
+        f"{our_path}.router.weight": take(f"{hub_path}.gate.weight"),
+        f"{our_path}.experts.up": take(f"{hub_path}.experts.gate_up_proj").unflatten(1, (2, -1)),
+        f"{our_path}.experts.down": take(f"{hub_path}.experts.down_proj"),
     }
     if spec.moe.shared_experts:
-        own |= _gated_mlp(take, f"{mine}.shared", f"{theirs}.shared_experts", "weight", ".weight")
+        own |= _gated_mlp(take, f"{our_path}.shared", f"{hub_path}.shared_experts", "weight", ".weight")
     return own
 
 
-def _latents(take: Callable[[str], Tensor], spec: ModelSpec, mine: str, theirs: str) -> dict[str, Tensor]:
+def _latents(take: Callable[[str], Tensor], spec: ModelSpec, our_path: str, hub_path: str) -> dict[str, Tensor]:
     """Latent attention without its output product. Both latents come from one matrix with us."""
-    down = take(f"{theirs}.kv_a_proj_with_mqa.weight")
-    own = {f"{mine}.kv_norm.weight": take(f"{theirs}.kv_a_layernorm.weight")}
+    down = take(f"{hub_path}.kv_a_proj_with_mqa.weight")
+    own = {f"{our_path}.kv_norm.weight": take(f"{hub_path}.kv_a_layernorm.weight")}
     q_up = "q_proj"
     if spec.latent.q_rank:
-        down, q_up = torch.cat((take(f"{theirs}.q_a_proj.weight"), down)), "q_b_proj"
-        own[f"{mine}.q_norm.weight"] = take(f"{theirs}.q_a_layernorm.weight")
-    own[f"{mine}.down.weight"] = down
-    own[f"{mine}.q_up.weight"] = take(f"{theirs}.{q_up}.weight").unflatten(0, (spec.heads, -1))
-    own[f"{mine}.kv_up.weight"] = take(f"{theirs}.kv_b_proj.weight").unflatten(0, (spec.heads, -1))
+        down, q_up = torch.cat((take(f"{hub_path}.q_a_proj.weight"), down)), "q_b_proj"
+        own[f"{our_path}.q_norm.weight"] = take(f"{hub_path}.q_a_layernorm.weight")
+    own[f"{our_path}.down.weight"] = down
+    own[f"{our_path}.q_up.weight"] = take(f"{hub_path}.{q_up}.weight").unflatten(0, (spec.heads, -1))
+    own[f"{our_path}.kv_up.weight"] = take(f"{hub_path}.kv_b_proj.weight").unflatten(0, (spec.heads, -1))
     return own
 
 
@@ -267,19 +270,19 @@ def _from_gpt2(take: Callable[[str], Tensor], spec: ModelSpec) -> dict[str, Tens
     for part, fused in (("weight", ".weight"), ("bias", "_bias")):
         own[f"norm.{part}"] = take(f"transformer.ln_f.{part}")
         for layer in range(spec.layers):
-            block, block_theirs = f"layers.{layer}", f"transformer.h.{layer}"
+            block, hub_block = f"layers.{layer}", f"transformer.h.{layer}"
             # Their Conv1D computes x W + b, so that its weight is [in, out]; its bias is a vector, as ours.
             qkv, out, up, down = (
                 tensor.t() if part == "weight" else tensor
                 for tensor in (
-                    take(f"{block_theirs}.{which}.{part}")
+                    take(f"{hub_block}.{which}.{part}")
                     for which in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
                 )
             )
-            own[f"{block}.attention_norm.{part}"] = take(f"{block_theirs}.ln_1.{part}")
+            own[f"{block}.attention_norm.{part}"] = take(f"{hub_block}.ln_1.{part}")
             own[f"{block}.attention.qkv{fused}"] = _fuse_qkv(*qkv.chunk(3), spec)
             own[f"{block}.attention.out.{part}"] = out
-            own[f"{block}.mlp_norm.{part}"] = take(f"{block_theirs}.ln_2.{part}")
+            own[f"{block}.mlp_norm.{part}"] = take(f"{hub_block}.ln_2.{part}")
             own[f"{block}.mlp.up{fused}"] = up[None]
             own[f"{block}.mlp.down.{part}"] = down
     return own

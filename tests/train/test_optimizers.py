@@ -125,8 +125,8 @@ def matrices_of(job: JobSpec, unit: FlatUnit, flat: Tensor) -> Iterator[tuple[Pa
             yield place, result if is_matrix(place.name, place.full_shape) else result.view(-1)
 
 
-def against_theirs(
-    job: JobSpec, theirs: Callable[[list[Tensor], bool], torch.optim.Optimizer], num_steps: int = 3
+def difference_from(
+    job: JobSpec, optimizer_of: Callable[[list[Tensor], bool], torch.optim.Optimizer], num_steps: int = 3
 ) -> float:
     """Train with our gradients ours and theirs, matrix by matrix: the largest difference of a weight by its step."""
     mesh, replica = one_rank(job)
@@ -144,7 +144,7 @@ def against_theirs(
         unit.masters.begin_step = watch(unit, unit.masters.begin_step)  # type: ignore[method-assign]
     held = {unit: [(of, torch.nn.Parameter(m)) for of, m in matrices_of(job, unit, weights_of(unit))] for unit in units}
     optimizers = {
-        unit: [theirs([p], is_by_matrix(job.optimizer, of.name, of.full_shape)) for of, p in held[unit]]
+        unit: [optimizer_of([p], is_by_matrix(job.optimizer, of.name, of.full_shape)) for of, p in held[unit]]
         for unit in units
     }
     worst = 0.0
@@ -179,7 +179,7 @@ def test_adafactor_is_that_of_torch(kind: str) -> None:
     """Each matrix of a tensor is a parameter of its own there: queries, gates, experts. So is each expert's bias, and a
     norm of all heads, which are vectors."""
     job = with_optimizer(small_job(kind, batch=2), name="adafactor", **PAPERS)
-    worst = against_theirs(job, lambda p, _: torch.optim.Adafactor(p, lr=RATE, eps=(1e-15, 1e-3)))
+    worst = difference_from(job, lambda p, _: torch.optim.Adafactor(p, lr=RATE, eps=(1e-15, 1e-3)))
     assert worst < 2e-4
 
 
@@ -188,12 +188,12 @@ def test_muon_is_that_of_torch() -> None:
     fields = small_job(batch=2).model_dump() | {"precision": {"compute": "bf16"}}
     job = with_optimizer(make_job(fields), name="muon", epsilon=1e-5, **PAPERS)
 
-    def theirs(parameters: list[Tensor], by_matrix: bool) -> torch.optim.Optimizer:
+    def optimizer_of(parameters: list[Tensor], by_matrix: bool) -> torch.optim.Optimizer:
         if by_matrix:
             return torch.optim.Muon(parameters, lr=RATE, momentum=0.95, adjust_lr_fn="match_rms_adamw")
         return torch.optim.AdamW(parameters, lr=RATE, betas=(0.9, 0.95), eps=1e-5)
 
-    assert against_theirs(job, theirs) < 2e-3
+    assert difference_from(job, optimizer_of) < 2e-3
 
 
 @pytest.mark.parametrize("shape", [(12, 40), (40, 12), (16, 16)])

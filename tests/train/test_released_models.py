@@ -72,8 +72,8 @@ def some_ids(job: JobSpec) -> Tensor:
     return torch.randint(job.model.vocab, (2, SEQUENCE), generator=torch.Generator().manual_seed(5))
 
 
-def difference(ours: Tensor, theirs: Tensor) -> float:
-    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+def difference(ours: Tensor, reference: Tensor) -> float:
+    return ((ours - reference).abs().max() / reference.abs().max()).item()
 
 
 def trained_and_saved(mesh: Mesh, job: JobSpec, folder: Path) -> Tensor | None:

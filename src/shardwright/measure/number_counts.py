@@ -1,59 +1,160 @@
-"""How many numbers stand behind predictions: fitted, set by hand, and of use to one family of runs only.
+"""How many numbers stand behind predictions: fitted, set by hand, and of use to one family or table of runs.
 
 A choice among a few numbers, as of bytes of a number type or of stages, is a fact as a flag is, and not a number. Those
 that tests count operator by operator are apart: of this runtime, and of torch's own kernels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, get_args, get_origin
 
 from shardwright.config import catalog
 from shardwright.config.adapter_code import ADAPTER_CODE, AdapterCode
 from shardwright.config.base import Spec
+from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.elementwise_kernels import ELEMENTWISE_KERNELS, ElementwiseKernels
 from shardwright.config.product_modules import PRODUCT_MODULES
 from shardwright.config.software import SoftwareSpec, software_of
+from shardwright.cost.calibration import device_of
 from shardwright.cost.prediction_range import FACTS
+from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.runs import Measured
 
 # Of calibrations those that no prediction of a step uses, or that another program derives from the fits.
-_DERIVED = {"low", "high", *(f"{fact}_range" for fact in FACTS)}
+DERIVED = {"low", "high", *(f"{fact}_range" for fact in FACTS)}
+# Fields of a description of software that name kernels, and the facts of these that they take.
+_KERNEL_FIELDS = ("norm", "residual", "activation", "rotary", "loss")
+_TABLES = ("zero", "host")  # tables of such a description, which it inherits key by key
+
+Numbers = dict[tuple[str, ...], int]  # how many numbers each place in the catalog has
 
 
 def number_counts(rows: Sequence[Measured]) -> dict[str, int]:
     """Counts of the catalog's numbers: constants that are fitted, and to one family only; numbers set by hand, in
-    calibrations and in descriptions of software; in descriptions of software that one family of `rows` has; and those
-    that are counted from the software itself."""
+    calibrations, devices and descriptions of software; in descriptions of software that one family of `rows` has; those
+    that are counted from the software itself; and those, fitted and by hand, that predictions of `rows` can use."""
     fitted = catalog.read_fitted()
     families: dict[str, set[str]] = {}
     for row in rows:
         if row.run:
-            families.setdefault(row.run.software.partition("+")[0], set()).add(row.family)
-    in_software = {
-        name: _num_numbers(catalog.read("software", name), SoftwareSpec) for name in catalog.names("software")
-    }
-    own = {name for name in in_software if software_of(name).is_own}
-    facts: list[ElementwiseKernels | AdapterCode] = [*ELEMENTWISE_KERNELS.values(), *ADAPTER_CODE.values()]
-    in_facts = [(_num_numbers(asdict(fact) | {"place": ""}), fact.is_counted) for fact in facts]
-    counted = sum(in_software[name] for name in own) + sum(num for num, is_counted in in_facts if is_counted)
-    in_modules = sum(_num_numbers([*modules.launches, modules.collective]) for modules in PRODUCT_MODULES.values())
-    described = sum(in_software.values()) + sum(num for num, _ in in_facts) + in_modules - counted
-    in_calibrations = sum(
-        1
-        for file in catalog.names("calibrations")
-        if file != "pessimistic"
-        for name, value in catalog.read("calibrations", file).items()
-        if isinstance(value, int | float) and name not in _DERIVED and f"{file}.{name}" not in fitted
-    )
+            families.setdefault(_base(row.run), set()).add(row.family)
+    software = _in_software()
+    described = software | _in_kernels()
+    counted = {place for place in described if _is_counted(place)}
+    by_hand = _num_in(described, described.keys() - counted)
+    constants = {place for place in _in_constants() if ".".join(place[1:]) not in fitted}
+    used = numbers_used({row.run for row in rows if row.run})
     return {
         "fitted": len(fitted),
         "fitted_to_one_family": sum(len(moved) == 1 for moved in fitted.values()),
-        "by_hand": in_calibrations + described,
-        "by_hand_in_software": described,
-        "software_of_one_family": sum(num for name, num in in_software.items() if len(families.get(name, ())) == 1),
-        "counted": counted,
+        "by_hand": len(constants) + by_hand,
+        "by_hand_in_software": by_hand,
+        "software_of_one_family": _num_in(
+            software, (place for place in software if len(families.get(place[1], ())) == 1)
+        ),
+        "counted": _num_in(described, counted),
+        "fitted_in_table": sum(("constant", *name.split(".")) in used for name in fitted),
+        "by_hand_in_table": len(constants & used) + _num_in(described, (described.keys() & used) - counted),
     }
+
+
+def _num_in(numbers: Mapping[tuple[str, ...], int], places: Iterable[tuple[str, ...]]) -> int:
+    return sum(numbers[place] for place in places)
+
+
+def _base(run: Run) -> str:
+    """The name of a run's software without the changes of it."""
+    return run.software.partition("+")[0]
+
+
+def _in_software() -> Numbers:
+    """Numbers of descriptions of software, by ("software", its name, the field)."""
+    return {
+        ("software", name, field): num
+        for name in catalog.names("software")
+        for field, num in _fields(catalog.read("software", name), SoftwareSpec).items()
+    }
+
+
+def _fields(described: Mapping[str, Any], spec: type[Spec]) -> dict[str, int]:
+    """Numbers by field of a description, and of its tables by the field within."""
+    num_by_field: dict[str, int] = {}
+    for name, value in described.items():
+        within = _described_by(spec.model_fields.get(name))
+        if name in _TABLES:
+            num_by_field |= {f"{name}.{key}": num for key, num in _fields(value, within).items()}
+        else:
+            num_by_field[name] = _num_numbers(value, within)
+    return num_by_field
+
+
+def _in_kernels() -> Numbers:
+    """Numbers of whose kernels, code for adapters and modules descriptions name, by (the kind, the name, the fact)."""
+    facts: list[tuple[str, ElementwiseKernels | AdapterCode]] = [
+        *(("kernels", kernels) for kernels in ELEMENTWISE_KERNELS.values()),
+        *(("adapters", code) for code in ADAPTER_CODE.values()),
+    ]
+    numbers: Numbers = {
+        (kind, fact.name, field): _num_numbers(value)
+        for kind, fact in facts
+        for field, value in asdict(fact).items()
+        if field != "place"
+    }
+    for modules in PRODUCT_MODULES.values():
+        numbers["modules", modules.name, "launches"] = _num_numbers([*modules.launches, modules.collective])
+    return numbers
+
+
+def _is_counted(place: tuple[str, ...]) -> bool:
+    """True for numbers that a test holds against the operators themselves."""
+    kind, name, _ = place
+    if kind == "software":
+        return software_of(name).is_own
+    if kind == "kernels":
+        return ELEMENTWISE_KERNELS[name].is_counted
+    return kind == "adapters" and ADAPTER_CODE[name].is_counted
+
+
+def _in_constants() -> set[tuple[str, ...]]:
+    """Constants of calibrations by ("constant", the file, the name), and of devices' own by ("device", ...)."""
+    files = [name for name in catalog.names("calibrations") if name != "pessimistic"]
+    own = {name: device_of(name).constants for name in catalog.names("devices")}
+    return {
+        ("constant", file, name)
+        for file in files
+        for name, value in catalog.read("calibrations", file).items()
+        if isinstance(value, int | float) and name not in DERIVED
+    } | {
+        ("device", device, name)
+        for device, constants in own.items()
+        if constants
+        for name in constants.model_fields_set
+    }
+
+
+def numbers_used(runs: set[Run]) -> set[tuple[str, ...]]:
+    """Places whose numbers can move a prediction of these runs: of a constant the one that holds before others, and of
+    a description of software those that its heir leaves."""
+    used: set[tuple[str, ...]] = set()
+    constants = _in_constants()
+    for software, device, name in {(run.software, run.device, _base(run)) for run in runs}:
+        used |= {("software", owner, field) for field, owner in _owners(name).items()}
+        spec, entry = software_of(software), device_of(device)
+        used |= {("kernels", getattr(spec, field), field) for field in _KERNEL_FIELDS}
+        used |= {("adapters", spec.adapters, field) for field in ("of_input", "of_output", "kernels")}
+        used.add(("modules", spec.modules, "launches"))
+        for constant in CalibrationSpec.model_fields:
+            files = [("device", entry.name), ("constant", entry.generation), ("constant", "common")]
+            places = [place for kind, file in files if (place := (kind, file, constant)) in constants]
+            used |= {*places[:1], *({("constant", spec.calibration, constant)} & constants)}
+    return used
+
+
+def _owners(software: str) -> dict[str, str]:
+    """The software whose description says each field of this one's: itself or one that it is like."""
+    described = catalog.read("software", software)
+    inherited = _owners(described["like"]) if described.get("like") else {}
+    return inherited | dict.fromkeys(_fields(described, SoftwareSpec), software)
 
 
 def _num_numbers(value: Any, spec: Any = None) -> int:

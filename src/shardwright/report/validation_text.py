@@ -134,12 +134,22 @@ def _numbers(counts: Mapping[str, int]) -> str:
         "Numbers behind predictions: {fitted} constants are fitted, {fitted_to_one_family} of them to one family; "
         "{by_hand} are set by hand, {by_hand_in_software} of these in descriptions of software, "
         "{software_of_one_family} in such that one family of the table has alone; {counted} more are counted from the "
-        "operators of the software itself.",
+        "operators of the software itself. Predictions of this table can use {fitted_in_table} of those that are "
+        "fitted and {by_hand_in_table} of those set by hand.",
         **{name: counts[name] for name in _COUNTS},
     )
 
 
-_COUNTS = ("fitted", "fitted_to_one_family", "by_hand", "by_hand_in_software", "software_of_one_family", "counted")
+_COUNTS = (
+    "fitted",
+    "fitted_to_one_family",
+    "by_hand",
+    "by_hand_in_software",
+    "software_of_one_family",
+    "counted",
+    "fitted_in_table",
+    "by_hand_in_table",
+)
 
 
 def _columns(result: Mapping[str, Any]) -> list[Part]:
