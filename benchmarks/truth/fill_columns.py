@@ -62,6 +62,8 @@ def filled(row: Row) -> Row:
     new = row | {name: stated.get(name) or facts.get(name) or row.get(name, "") for name in COLUMNS}
     if row.get("measured_gib") and not row.get("peak_mem_gb"):
         new["peak_mem_gb"] = f"{float(row['measured_gib']) * GIB:.6g}"
+    if not (row.get("oom") or new.get("peak_mem_gb") or is_timed(row)) and facts_in.ran_out(notes):
+        new["oom"] = "yes"
     if row.get("gpu") == "H100" and "HBM2e" in notes:
         new["gpu"] = "H100-96G"
     if (row.get("recompute") == "selective" and "op-level" in notes) or "selective op" in notes:
@@ -69,6 +71,11 @@ def filled(row: Row) -> Row:
     if row.get("recompute") == "selective" and re.search(facts_in.OFFLOADED, notes):
         new["recompute"] = "activation+attention+norm+up"  # MaxText's: all but the tensors that its policy names
     return new
+
+
+def is_timed(row: Row) -> bool:
+    """True for a row with a measured time or rate."""
+    return any(row.get(name) for name in ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"))
 
 
 def has_host(device: str) -> bool:
@@ -169,6 +176,7 @@ def main() -> None:
         rows, header = with_earlier_facts([filled(row) for row in reader]), list(reader.fieldnames or ())
     names = [*header, *(name for name in COLUMNS if name not in header)]
     names += ["peak_mem_gb"] * ("peak_mem_gb" not in names and "measured_gib" in names)
+    names += ["oom"] * ("oom" not in names and any("oom" in row for row in rows))
     with options.filled.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()

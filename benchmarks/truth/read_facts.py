@@ -50,6 +50,11 @@ _GRADIENTS = (
 )
 
 
+def ran_out(notes: str) -> bool:
+    """True if a clause of the notes says no more than that the run was out of memory: others tell of other plans."""
+    return re.search(r"(?i)(?:^|[;.]) *(?:cuda )?(?:oom|(?:ran |runs )?out of memory) *(?:$|[;.])", notes) is not None
+
+
 def number_types(notes: str) -> dict[str, str]:
     """The number types of gradients, of the optimizer's moments and of the copies of parameters in float32."""
     facts = {}

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.measure.measured_runs.runs import read_runs
+from support.ranks import PATIENCE_S
+
 TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
 sys.path.append(str(TRUTH))
 from fill_columns import COLUMNS, filled, flops_counted, mentioned_attention, with_earlier_facts  # noqa: E402
@@ -110,6 +113,35 @@ def test_overlap_dispatchers_and_graphs_in_prose() -> None:
     row = filled({"notes": "HybridEP with EP overlap, full-iteration CUDA graphs"})
     assert (row["overlap"], row["dispatcher"], row["graphs"]) == ("a2a", "hybridep", "step")
     assert filled({"notes": "TE CUDA graphs"})["graphs"] == "parts"
+
+
+@pytest.mark.parametrize(
+    ("notes", "measured", "oom"),
+    [
+        ("Jean Zay; pp partition type:transformer|embedding; OOM", "", "yes"),
+        ("CUDA out of memory", "", "yes"),
+        ("microbatches of 8 are OOM", "", ""),
+        ("ZeRO-1; OOM", "1.5", ""),  # a part of the table ran out, and this row was measured
+    ],
+)
+def test_what_ran_out_of_memory(notes: str, measured: str, oom: str) -> None:
+    assert filled({"notes": notes, "step_time_s": measured}).get("oom", "") == oom
+
+
+def test_a_table_of_plans_that_ran_out_is_judged(tmp_path: Path) -> None:
+    """In the old format, where notes alone say so."""
+    table, result = tmp_path / "old.csv", tmp_path / "filled.csv"
+    with (TRUTH / "oom.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(
+            file, [name for name in rows[0] if name not in (*COLUMNS, "oom")], extrasaction="ignore"
+        )
+        writer.writeheader()
+        writer.writerows(rows)
+    fill = [sys.executable, str(TRUTH / "fill_columns.py"), str(table), str(result)]
+    subprocess.run(fill, check=True, timeout=PATIENCE_S)
+    assert {row.ran_out for row in read_runs(result)} == {True}
 
 
 def test_a_repeat_has_the_facts_of_the_row_before_it() -> None:
