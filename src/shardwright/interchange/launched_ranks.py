@@ -71,6 +71,20 @@ def launcher_words(words: Sequence[str]) -> list[str]:
     return [] if place is None and names[:1] and names[0] in _RANK_LAUNCHERS else list(words[place or 0 :])
 
 
+# Beginnings of torchrun's options that are options themselves, as argparse takes them -> the whole options.
+_SHORTENED = {re.compile(r"--nn\w*(?=$|=)"): "--nnodes", re.compile(r"--np[-\w]*(?=$|=)"): "--nproc-per-node"}
+
+
+def with_whole_options(words: Sequence[str]) -> list[str]:
+    """The words of launchers, with options of torchrun that are cut short written out: --nnode is --nnodes."""
+    of_torchrun = [PurePath(word).name == "torchrun" or "torch.distributed" in word for word in words]
+    start = of_torchrun.index(True) if any(of_torchrun) else len(words)
+    behind = list(words[start:])
+    for option, whole_option in _SHORTENED.items():
+        behind = [option.sub(whole_option, word) if option.match(word) else word for word in behind]
+    return [*words[:start], *behind]
+
+
 def visible_devices(value: str) -> int:
     """How many devices a list of CUDA_VISIBLE_DEVICES has; 0 if it is no list of numbers."""
     devices = value.strip("'\"").split(",")

@@ -20,6 +20,7 @@ from shardwright.interchange.launched_ranks import (
     launcher_words,
     variables_of_ranks,
     visible_devices,
+    with_whole_options,
 )
 from shardwright.interchange.reading.file_signs import COMMENT, is_configuration
 from shardwright.interchange.reading.loose_words import LooseWord, loose_words, without_unset_groups
@@ -300,7 +301,7 @@ def _of_command(command: Command, script: Script) -> Launched:
         if not modules and (tool := _place_of_tool(words)):
             program_index = end = tool
     is_unknown = not program_index and not words[0].endswith(".py") and bool(unknown_names(words[0]))
-    launchers = [*command.launchers, *words[:end]]
+    launchers = with_whole_options([*command.launchers, *words[:end]])
     ranks = launched_ranks(launchers, script.batch)
     visible = visible_devices(command.variables.get("CUDA_VISIBLE_DEVICES", ""))
     is_local = not (ranks.nodes or ranks.devices_per_node or ranks.missing or ranks.hosts)
@@ -327,7 +328,8 @@ def _of_command(command: Command, script: Script) -> Launched:
     ]
     if taken:
         notes.append(say("nobody set these, so their defaults hold: {names}", names=tuple(taken[:12])))
-    arguments, emptied = without_unset_groups(words[program_index + 1 :], script.variables.values.keys())
+    set_names = script.variables.values.keys()
+    arguments, emptied = without_unset_groups(words[program_index + 1 :], set_names, script.commented)
     notes += emptied
     return Launched(
         settings_of(launcher_words(launchers)), settings_of(_as_options(arguments)),

@@ -94,12 +94,23 @@ def _by_folder(path: str) -> str:
     return next((entry for entry in named if entry in catalog.names("models")), "")
 
 
+def entry_of_path(path: str) -> str:
+    """The catalog's model that a folder of a path is called after, the last such one; empty if there is none."""
+    parts = path.rstrip("/").split("/")
+    return next((entry for end in range(len(parts), 0, -1) if (entry := _by_folder("/" + "/".join(parts[:end])))), "")
+
+
 _OF_CACHE = re.compile(r"snapshots|[0-9a-f]{40}|master|main|hf|HF|model|weights")  # folders below that of a model
 
 
+# The ending that converters to Megatron-LM's formats give a model's name, with the degrees of the plan behind it.
+_CONVERTED = re.compile(r"(?i)[-_.](?:hf[-_.])?(?:to[-_.])?(?:mcore|megatron|torch[-_]dist|mg|dcp)(?:[-_.].*)?$")
+
+
 def _as_on_hub(part: str) -> str:
-    """A folder by the name of its model: in caches it is models--OWNER--NAME, and ModelScope's have ___ for a dot."""
-    return part.removeprefix("models--").rpartition("--")[2].replace("___", ".")
+    """A folder by the name of its model: in caches it is models--OWNER--NAME, ModelScope's have ___ for a dot, and
+    converted ones say into what."""
+    return _CONVERTED.sub("", part.removeprefix("models--").rpartition("--")[2].replace("___", "."))
 
 
 def changed_keys(keys: dict[str, Any] | None, names: tuple[str, ...], settings: Settings) -> dict[str, Any] | None:

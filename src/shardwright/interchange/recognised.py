@@ -30,7 +30,7 @@ SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _MEASURED = (".csv", ".err", ".jsonl", ".log", ".out", ".txt")  # endings of files with what a run has measured
 _TEXTS = (".jsonl", ".txt")  # those of them that may be data, too
 _NOTHING: Mapping[str, str] = MappingProxyType({})
-_FUNCTION = re.compile(r"^def \w", re.MULTILINE)  # what a configuration of the usual system in Python has
+_CONFIGURED = re.compile(r"\bTrainer\.Config\b")  # what a configuration of the usual system in Python makes
 _USUAL_SCRIPT, USUAL_PYTHON = "megatron", "torchtitan"  # systems of files without a sign
 
 
@@ -124,7 +124,7 @@ def _of_python(path: str, text: str) -> str:
         )
         raise PlanError(path, [fault])
     name = next((system.name for system, signs in systems_by_signs() if signs.fit_python(text)), "")
-    return name or (USUAL_PYTHON if _FUNCTION.search(text) else "")
+    return name or (USUAL_PYTHON if _CONFIGURED.search(text) else "")
 
 
 def _of_scripts(path: str, scripts: tuple[str, ...], configurations: Mapping[str, str]) -> str:

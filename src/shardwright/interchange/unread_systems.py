@@ -56,6 +56,7 @@ UNREAD_SYSTEMS = (
         ("data.train_files", "data.prompt_key"),
         commands=(
             r"(?<=\s)-?-m(?:odule)?[ \t]+verl\.",
+            r"\bverl\.trainer\.\w",
             r"(?<=\s)\+{0,2}(?:actor_rollout_ref|algorithm\.adv_estimator|model\.partial_pretrain)[.=]",
         ),
     ),
@@ -121,6 +122,7 @@ UNREAD_SYSTEMS = (
         "Levanter",
         ("trainer.train_batch_size", "trainer.num_train_steps"),
         ("trainer.mp", "trainer.train_batch_size"),
+        ("trainer.mp", "trainer.per_device_parallelism"),
         commands=(r"\blevanter[./]main[./]\w+",),
         imports=(_IMPORT + r"levanter\b",),
     ),
@@ -209,6 +211,12 @@ UNREAD_SYSTEMS = (
     ),
     _system("XTuner", commands=(_COMMAND + r"xtuner[ \t]+train\b",), imports=(r"^[ \t]*from xtuner\b",)),
     _system("MindSpeed-MM", ("parallel.fsdp_plan", "data.dataset_param")),
+    _system(
+        say("MindSpeed-LLM over FSDP 2 (its Megatron is)"),
+        ("parallel.fsdp_size", "parallel.fsdp_modules"),
+        commands=(r"\btrain_fsdp2\.py\b",),
+    ),
+    _system("RL2", commands=(r"(?<=\s)-m[ \t]+RL2\.",)),
     _system("InternEvo", imports=(r"^hybrid_zero_optimizer[ \t]*=",)),
     _system(
         "PaddlePaddle",

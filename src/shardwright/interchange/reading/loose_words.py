@@ -42,26 +42,35 @@ _GROUPS = ("_ARGS", "_OPTIONS", "_FLAGS", "_OPTS")  # endings of names of variab
 _LEAST_OF_A_GROUP = 2
 
 
-def without_unset_groups(words: Sequence[str], variables: Collection[str]) -> tuple[list[str], list[str]]:
-    """The words of a command without variables that nobody sets among several of their kind that the script sets, such
-    as $MOE_ARGS beside GPT_ARGS and DATA_ARGS, which a shell finds empty; and a note on each of these. `variables` are
-    the names of those that are set."""
-    kept, unset = list[str](), dict[str, tuple[str, ...]]()
+def without_unset_groups(
+    words: Sequence[str], variables: Collection[str], commented: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """The words of a command without variables that nobody sets and that a shell finds empty, and a note on each: those
+    among several of their kind that the script sets, such as $MOE_ARGS beside GPT_ARGS and DATA_ARGS, and those that
+    comments would set. `variables` are the names of those that are set, `commented` of those in comments."""
+    kept, notes = list[str](), dict[str, str]()
     for word in words:
         names = unknown_names(word) if not UNKNOWN.sub("", word) else []
-        alike = {name: _of_the_kind_of(name, variables) for name in names}
-        if alike and all(len(others) >= _LEAST_OF_A_GROUP for others in alike.values()):
-            unset |= alike
+        reasons = {name: _reason_for_empty(name, variables, commented) for name in names}
+        if reasons and all(reasons.values()):
+            notes |= reasons
         else:
             kept.append(word)
-    return kept, [
-        say(
+    return kept, [*notes.values()]
+
+
+def _reason_for_empty(name: str, variables: Collection[str], commented: Collection[str]) -> str:
+    """A note that a variable which nobody sets is empty; none if that is not known."""
+    others = _of_the_kind_of(name, variables)
+    if len(others) >= _LEAST_OF_A_GROUP:
+        return say(
             "${name} is empty, for no line sets it as others do {others} (--set {name}=WORDS)",
             name=name,
             others=others[:3],
         )
-        for name, others in unset.items()
-    ]
+    if name in commented and name not in variables:
+        return say("${name} is empty, for comments alone set it (--set {name}=WORDS)", name=name)
+    return ""
 
 
 def _of_the_kind_of(name: str, variables: Collection[str]) -> tuple[str, ...]:

@@ -30,6 +30,8 @@ _MOST_STEPS, _MOST_LEVELS = 20_000, 10
 _CHARS_IN_A_STEP = 512  # characters that are printed in the time of a command
 _COPIED_IN_A_STEP = 32  # variables that are copied in the time of a command
 
+_COMMENTED = re.compile(r"(?m)^[ \t]*#[# \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=")
+
 
 @dataclass(frozen=True)
 class Called:
@@ -55,6 +57,7 @@ class Script:
     batch: dict[str, str] = field(default_factory=dict)  # options of the batch system
     notes: list[str] = field(default_factory=list)
     functions: dict[str, SkippedPart] = field(default_factory=dict)
+    commented: set[str] = field(default_factory=set)  # names of variables that comments would set
     launchers: tuple[str, ...] = ()  # the words of those that start what is followed
     steps: int = 0
     num_doubts: int = 0  # parts of which it is unknown what they do
@@ -76,6 +79,7 @@ class Script:
             )
         options, variables = options_of_lines(text)
         self._put_batch(options)
+        self.commented.update(_COMMENTED.findall(text))
         for name, value in variables.items():
             self.variables.values.setdefault(name, value)
         self.variables.values.setdefault("#", "0")

@@ -195,13 +195,15 @@ def _new_text(text: str) -> tuple[str | int, ...] | None:
 def grep(words: Sequence[str], text: str) -> tuple[str, bool] | None:
     """The output of grep for a text, and True if a line fits; None if it is not followed."""
     options, plain = "", list[str]()
-    for word in words:
+    end = words.index("--") if "--" in words else len(words)  # of the options
+    for word in words[:end]:
         if word.startswith("--") or (word.startswith("-") and not {*word[1:]} <= {*"qoEivcFPe"}):
             return None
         if word.startswith("-") and len(word) > 1:
             options += word[1:]
         else:
             plain.append(word)
+    plain += words[end + 1 :]
     if len(plain) != 1 or ("o" in options and {*options} & {*"cv"}):
         return None
     kind = "perl" if "P" in options else _EXTENDED if "E" in options else _BASIC

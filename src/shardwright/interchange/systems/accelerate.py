@@ -29,6 +29,7 @@ from shardwright.interchange.systems.accelerate_launcher import (
     uneven_processes,
 )
 from shardwright.interchange.systems.deepspeed_batch import WORLD, read_batch
+from shardwright.interchange.systems.liger import with_liger
 from shardwright.interchange.systems.trainer_command import TRAINER
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
@@ -48,6 +49,8 @@ SIGNS = (
             r"\btorchrun\b[^;&|]{0,600}?\.py[ \t]+[\w./\"'${}-]{1,200}\.(?:json|ya?ml)[\"']?[ \t]*$",
             r"\btorchrun\b[^;&|]{0,600}?\.py[ \t]+[\"']?\$\{?(?i:\w{0,40}(?:config|yaml)(?:_?(?:file|path))?)\}?"
             r"[\"']?[ \t]*$",
+            r"\btorchrun\b[^;&|]{0,600}?\.py[ \t\\\n]+[\"']?\$\{?(?i:\w{0,40}conf(?:ig)?(?:_?(?:file|path))?)\}?[\"']?"
+            r"[ \t\\\n]+--(?:deepspeed|fsdp)\b",
             rf"\bpython[\d.]*[ \t]+(?:[\w.-]{{0,100}}/){{0,12}}{TRAINER}[ \t]+[\w./-]{{1,200}}\.json[ \t]*$",
         ),
         weight=GENERAL,
@@ -296,6 +299,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     put_options_of_launcher(settings, command, asked.cluster.devices)
     put_fsdp_options(settings)
     is_deepspeed = isinstance(settings.given.get("--deepspeed"), str) or settings.given.get("--use_deepspeed") is True
+    is_deepspeed |= _is_turned_on(settings)
     if is_deepspeed and _kind(settings) in ("NO", "MULTI_GPU"):  # the program's engine counts over the launcher's
         settings.given["distributed_type"] = "DEEPSPEED"
     # Default counts: those of torchrun, if it starts the program.
@@ -318,11 +322,18 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     settings.ignore(WORLD)
     tell_dropped(settings)
     deepspeed.ignore_disabled(settings)
-    software = deepspeed.SOFTWARE if _kind(settings) == "DEEPSPEED" else _SOFTWARE
+    software = with_liger(deepspeed.SOFTWARE if _kind(settings) == "DEEPSPEED" else _SOFTWARE, settings)
     settings.note(priced_as(software))
     uses_launcher = bool(processes) and not asked.cluster.devices and processes % machines == 0
     shape = (machines, processes // machines) if uses_launcher else (0, 0)
     return ReadResult(fields, settings, software, *shape, known_in)
+
+
+def _is_turned_on(settings: Settings) -> bool:
+    """True if --set says a stage of ZeRO beside a file of DeepSpeed's, which then holds, as do its other settings."""
+    return settings.overrides.get("plan.zero", "0") != "0" and any(
+        name.startswith("zero_optimization.") for name in settings.given
+    )
 
 
 def _tell_engine_left_out(settings: Settings) -> None:

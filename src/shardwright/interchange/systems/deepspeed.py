@@ -20,6 +20,7 @@ from shardwright.interchange.rows import Rule, Table, degree, read_row, write_ta
 from shardwright.interchange.system import System
 from shardwright.interchange.systems import alpaca_lora
 from shardwright.interchange.systems.deepspeed_batch import WORLD, read_batch
+from shardwright.interchange.systems.liger import with_liger
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
     RING_SIZE,
@@ -331,8 +332,9 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     settings.faults += loose_faults(command.loose if command else (), settings, "deepspeed", "options", *systems)
     settings.ignore(WORLD)
     ignore_disabled(settings)
-    settings.note(priced_as(SOFTWARE))
-    return ReadResult(fields, settings, SOFTWARE, nodes, devices_per_node, ("deepspeed", "options", *systems))
+    software = with_liger(SOFTWARE, settings)
+    settings.note(priced_as(software))
+    return ReadResult(fields, settings, software, nodes, devices_per_node, ("deepspeed", "options", *systems))
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:

@@ -153,13 +153,17 @@ def _read_kinds(settings: Settings, _: Flat) -> None:
 
 
 def _read_experts(settings: Settings) -> None:
-    """Refuse experts; what else is said of them counts for nothing where there is one MLP."""
+    """Refuse experts that --set does not say; what else is said of them counts for nothing where there is one MLP."""
     name = next((name for name in ("moe_num_experts", "num_experts") if settings.has(name)), "")
-    if name and settings.count(name, 1) > 1:
+    if name and settings.count(name, 1) > 1 and "model.moe.experts" not in settings.overrides:
         setting = settings.setting_text(name)
         fault = say("{setting}: it chooses experts by Sinkhorn's balance, which is not here", setting=setting)
         if settings.text("moe_router_type", "sinkhorn") != "sinkhorn" or settings.text("moe_type") == "deepspeed":
-            fault = say("{setting}: experts of GPT-NeoX are not read; say them by fields of model.moe", setting=setting)
+            fault = say(
+                "{setting}: experts of GPT-NeoX are not read; say them by fields of model.moe: --set "
+                "model.moe.experts=N --set model.moe.top_k=N --set model.moe.ffn=N",
+                setting=setting,
+            )
         settings.faults.append(fault)
     settings.ignore(*(name for name in settings.given if name.startswith(_OF_EXPERTS)))
 

@@ -24,6 +24,8 @@ from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import read_row, write_table
 from shardwright.interchange.system import RunFiles, System
 from shardwright.interchange.systems.adapter_settings import read_adapter
+from shardwright.interchange.systems.megatron_checkpoint import OPTION as CHECKPOINT
+from shardwright.interchange.systems.megatron_checkpoint import read_checkpoint_arguments
 from shardwright.interchange.systems.megatron_experts import EXPERTS, FURTHER, MTP, OVER_EXPERTS
 from shardwright.interchange.systems.megatron_forks import OF_FORKS, with_defaults_of_fork
 from shardwright.interchange.systems.megatron_model import LATENT, LENGTH, MODEL, REQUIRED, SHAPE, note_unpadded
@@ -56,8 +58,10 @@ _TRAINING_FLAGS = {
 
 
 def is_training(words: list[str]) -> bool:
-    """True if a command trains with Megatron-LM."""
+    """True if a command trains with Megatron-LM, or with epfLLM's fork, whose options have underscores."""
     options = {word.partition("=")[0] for word in words}
+    if "--tensor_model_parallel_size" in options:
+        options = {option.replace("_", "-") for option in options}
     return len(_TRAINING_FLAGS & options) >= 2 or f"--{YAML}" in options
 
 
@@ -95,6 +99,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     is_said = settings.has("position-embedding-type") or "model.positions" in asked.fields
     if fields.get("model.positions") == "learned" and not is_said and (fault := own_layers_fault(command.program)):
         settings.faults.append(fault)
+    if shape is None:
+        read_checkpoint_arguments(settings, fields, asked)
     read_adapter(settings, fields, lambda name: name.replace("_", "-"))
     settings.faults += loose_faults(command.loose, settings, "megatron")
     uses_launcher = asked.cluster.devices == 0
@@ -109,23 +115,28 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     )
 
 
-_OF_MODEL = ("model-name-or-path", "load-model-from-hf-config", "hf-model-path", "use-checkpoint-args")
+_OF_MODEL = ("model-name-or-path", "load-model-from-hf-config", "hf-model-path", CHECKPOINT)
 
 
 def _shape_elsewhere(settings: Settings, asked: Asked) -> Flat | None:
     """The fields of a model whose shape a configuration or a checkpoint has, and no flag: those of --set, or a fault
-    that asks for them. None if flags say the shape, or none says where it is."""
+    that asks for them. None if flags say the shape, or none says where it is. A checkpoint's holds before that of
+    flags, if --set names its model."""
     name = next((name for name in _OF_MODEL if settings.has(name)), "")
-    if not name or any(settings.has(flag) for flag in REQUIRED):
+    is_replaced = name == CHECKPOINT and "model.name" in asked.fields  # what the command says does not hold there
+    if not name or (any(settings.has(flag) for flag in REQUIRED) and not is_replaced):
         return None
     setting = settings.setting_text(name)
     if asks_for_shape(setting, settings, asked):
         settings.ignore(*settings.given)
         return {}
     settings.note(say("the model is that of --set, and flags for it are not read, beside {setting}", setting=setting))
-    of_shape = {name for row in (*SHAPE, *MODEL) for name in row.names} - {"seq-length"}
-    settings.ignore(*_OF_MODEL, "tokenizer-model", *of_shape)
-    return shape_fields({}, asked)
+    model, of_shape = shape_fields({}, asked), Settings(settings.given, overrides=settings.overrides)
+    fields = model | {"plan.tp": 1}  # rows of a vocabulary pad it for as many ranks
+    for row in (*SHAPE, *MODEL):
+        read_row(row, of_shape, fields)
+    settings.ignore(*_OF_MODEL, "tokenizer-model", *of_shape.names_read - {"seq-length"})
+    return model
 
 
 _PLACEHOLDER = re.compile(r"(:)\s*[A-Z][A-Z0-9_]+(?=\s*[,}])")  # of a template that the script fills in

@@ -1,0 +1,102 @@
+"""Names that say a model, an engine or an option otherwise: checkpoints, converted folders, options cut short, and
+variables that comments set."""
+
+import json
+
+import pytest
+
+from interchange.test_habits_of_files import MEGATRON, faults, megatron, script
+from interchange.test_trainer_commands import MODEL, job_read
+
+LLAMA2_70B = (
+    "torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 "
+    "--num-attention-heads 64 --seq-length 4096 --micro-batch-size 1 --global-batch-size 16 --vocab-size 32000 "
+    "--tensor-model-parallel-size 8 --swiglu --normalization RMSNorm --untie-embeddings-and-output-weights --bf16 "
+    "--use-rotary-position-embeddings --no-position-embedding --use-checkpoint-args --load /ckpt/Llama-2-70b/tp8-pp1"
+)
+
+
+def test_a_checkpoint_that_has_another_shape_than_its_command_is_asked_for() -> None:
+    """Megatron-LM takes the checkpoint's, with 8 heads of keys and no biases, whatever stands in the command."""
+    (fault,) = faults(script(LLAMA2_70B))
+    assert "kv_heads 8, bias false where the command has kv_heads 64, bias true" in fault
+    for sets in (["model.name=llama2-70b"], ["model.kv_heads=8", "model.bias=false"]):
+        model = job_read(script(LLAMA2_70B), *sets)[1].job.model
+        assert (model.layers, model.kv_heads, model.bias, model.hidden) == (80, 8, False, 8192)
+    same = LLAMA2_70B + " --group-query-attention --num-query-groups 8 --disable-bias-linear"
+    answer = job_read(script(same))[1]
+    assert answer.job.model.kv_heads == 8
+    assert any("--use-checkpoint-args: the shape is that of the command" in note for note in answer.assumed)
+
+
+def test_the_settings_of_an_engine_hold_where_its_stage_is_said() -> None:
+    """Accelerate's launcher does not turn DeepSpeed on by the name of its file alone."""
+    command = (
+        "accelerate launch --num_processes 2 --deepspeed_config_file ds.json train.py --per_device_train_batch_size 2"
+    )
+    engine = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    texts = script(command) | MODEL | {"ds.json": json.dumps(engine)}
+    plan = job_read(texts, "plan.zero=2")[1].job.plan
+    assert (plan.zero, plan.offload_optimizer) == (2, 1.0)
+    plan = job_read(texts, "plan.zero=0")[1].job.plan
+    assert (plan.zero, plan.offload_optimizer) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "folder", ["Qwen3-30B-A3B-mcore", "Qwen3-30B-A3B-hf-to-mcore-tp2-pp2", "Qwen3-30B-A3B_megatron"]
+)
+def test_a_folder_of_a_converted_model_is_called_after_it(folder: str) -> None:
+    command = (
+        f"megatron sft --load /data/{folder} --tensor_model_parallel_size 2 --micro_batch_size 1 --max_length 4096"
+    )
+    answer = job_read(script(f"NPROC_PER_NODE=8 {command} --global_batch_size 8 --sequence_parallel true"))[1]
+    assert answer.job.model.layers == 48 and answer.job.model.moe.experts == 128
+
+
+def test_options_of_torchrun_may_be_cut_short() -> None:
+    launcher = MEGATRON.replace("--nproc_per_node", "--nproc_per").partition(" ")[2]
+    assert "--nproc_per " in launcher
+    assert job_read(script(f"torchrun --nnode=2 {launcher}"))[1].job.cluster.nodes == 2
+
+
+def test_a_variable_that_comments_alone_set_is_empty() -> None:
+    answer = megatron('# export OVERLAP="--overlap-grad-reduce"', flags="$OVERLAP")
+    assert any("$OVERLAP is empty, for comments alone set it" in note for note in answer.assumed)
+    assert any("OVERLAP=VALUE" in fault for fault in faults(script(MEGATRON + "$OVERLAP")))
+
+
+@pytest.mark.parametrize(("pattern", "tensors"), [("--fast", 2), ("--slow", 1)])
+def test_a_condition_may_look_for_words_in_a_text_of_the_script(pattern: str, tensors: int) -> None:
+    lines = ('MORE="--fast --new"', "TP=1", f'if echo "$MORE" | grep -q -- "{pattern}"; then', "TP=2", "fi")
+    assert megatron(*lines, flags="--tensor-model-parallel-size $TP").job.plan.tp == tensors
+
+
+def test_options_of_epfllms_fork_have_underscores() -> None:
+    command = (
+        "torchrun --nproc_per_node 4 finetune.py --tensor_model_parallel_size 2 --num_layers 4 --hidden_size 512 "
+        "--num_attention_heads 8 --seq_length 2048 --micro_batch_size 1 --global_batch_size 4 --vocab_size 50304 --bf16"
+    )
+    plan = job_read(script(command))[1].job.plan
+    assert (plan.tp, plan.dp) == (2, 2)
+
+
+@pytest.mark.parametrize("option", ["--use_liger_kernel True", "--use_liger true", "--enable_liger_kernel"])
+def test_ligers_kernels_are_those_of_other_software(option: str) -> None:
+    command = "torchrun --nproc_per_node 2 train.py --per_device_train_batch_size 2 --bf16 --model_max_length 512 "
+    assert job_read(script(command + option) | MODEL)[1].job.cluster.software == "transformers-liger"
+    texts = (
+        script(f"{command}{option} --deepspeed ds.json") | MODEL | {"ds.json": '{"zero_optimization": {"stage": 2}}'}
+    )
+    assert job_read(texts)[1].job.cluster.software == "deepspeed-liger"
+    assert job_read(script(command) | MODEL)[1].job.cluster.software == "transformers-2025"
+
+
+def test_experts_of_gpt_neox_are_those_of_set() -> None:
+    keys = {
+        "num_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "seq_length": 128, "moe_num_experts": 4,
+        "moe_router_type": "topk", "train_micro_batch_size_per_gpu": 1, "pos_emb": "rotary", "model_parallel_size": 1,
+    }  # fmt: skip
+    texts = {"neox.yml": json.dumps(keys)}
+    assert any("--set model.moe.experts=N" in fault for fault in faults(texts, "model.vocab=512"))
+    sets = ("model.vocab=512", "model.moe.experts=4", "model.moe.top_k=1", "model.moe.ffn=1024")
+    assert job_read(texts, *sets, devices=2)[1].job.model.moe.experts == 4
