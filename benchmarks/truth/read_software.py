@@ -22,8 +22,8 @@ REPOSITORIES = (
         r"ModelLink|MindSpeed|FlagScale|Megatron-MoE-ModelZoo|dhelix|[Mm]s-swift.*[Mm]egatron|Megatron-FSDP"
         r"|Megatron-SWIFT|Megatron.core_v",
     ),
-    ("torchtitan", r"pytorch/ao\b|prime-rl"),
-    ("fsdp", r"fms-fsdp|[Mm]odalities|OLMo-core|TinyLlama"),
+    ("torchtitan", r"pytorch/ao\b"),
+    ("fsdp", r"prime-rl(?!.*torchtitan)|fms-fsdp|[Mm]odalities|OLMo-core|TinyLlama"),
     ("torch_xla", r"torchprime|PyTorch/XLA|torch_xla"),
     ("jax", r"[Ll]evanter|EasyLM|\b[Ff]lax\b"),
     ("mindspore", r"mindformers|MindSpore"),
@@ -35,7 +35,7 @@ _DEEPSPEED_TRAINERS = r"xtuner|QwenLM/Qwen\b|EasyContext"
 _TRAINERS = (
     r"[Mm]s-swift|modelscope/swift|LLaMA-?Factory|[Aa]xolotl|\bTRL\b|alignment-handbook|open-r1|optimum-habana|dlrover"
     r"|huggingface/(?:trl|transformers|peft|accelerate|blog)|[Uu]nsloth|open-instruct|over transformers|SFTTrainer"
-    r"|transformers' [Tt]rainer|\bHF Trainer\b|Hugging ?Face [Tt]rainer"
+    r"|transformers' [Tt]rainer|(?:on|over|of) transformers \d|\bHF Trainer\b|Hugging ?Face [Tt]rainer"
 )
 # The framework by what a text calls it, and its month where the text has none. The first pattern that matches counts.
 FRAMEWORKS = (
@@ -70,13 +70,13 @@ FRAMEWORKS = (
     ("llm.c", r"llm\.c\b", ""),
     (
         "nanogpt",
-        r"[Nn]ano[Gg][Pp][Tt]|[Mm]in[Gg][Pp][Tt]|GPT(?:-2)? (?:written )?from scratch|plain (?:Py)?[Tt]orch",
+        r"[Nn]ano(?:[Gg][Pp][Tt]|chat)|[Mm]in[Gg][Pp][Tt]|GPT(?:-2)? (?:written )?from scratch|plain (?:Py)?[Tt]orch",
         "",
     ),
     ("fsdp", r"FSDP|HSDP|SemiAnalysis|2501\.00656|2302\.13971|2307\.09288|2307\.08691", ""),
     ("jax", r"PaLM|\bJAX\b|T5X|GSPMD", ""),
     ("megatron-lm", r"Megatron[- ]LM|\b[Mm]egatron\b|2104\.04473|2205\.05198|2006\.09503|1909\.08053", ""),
-    ("torch", r"\bDDP\b|DistributedDataParallel|torch\.(?:autocast|amp)", ""),
+    ("torch", r"(?:own|raw) Py[Tt]orch|\bDDP\b|DistributedDataParallel|torch\.(?:autocast|amp)", ""),
 )
 # Megatron-LM of these months and later is Megatron Core with Transformer Engine, unless a text says otherwise.
 _CORE_SINCE = "2024-07"

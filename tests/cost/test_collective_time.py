@@ -91,7 +91,7 @@ def test_gathers_over_nodes_with_one_rank_each_take_aggregated_trees() -> None:
 def test_only_software_with_a_new_nccl_has_aggregated_trees() -> None:
     has_them = [name for name in catalog.names("software") if software_of(name).aggregated_trees]
     assert has_them == [
-        *("automodel", "megatron-bridge", "megatron-core", "shardwright"),
+        *("automodel", "megatron-bridge", "megatron-core", "primus", "shardwright"),
         *("torchtitan-2025", "torchtitan-2026"),
     ]
 
