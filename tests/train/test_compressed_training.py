@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.sharding.parameter_shard import Box
@@ -38,6 +39,21 @@ def test_follows_uncompressed(method: str, zero: int) -> None:
     assert ranks[0].steps[0].loss == expected.steps[0].loss
     assert ranks[0].steps != expected.steps
     assert ranks[0].steps[-1].loss == pytest.approx(expected.steps[-1].loss, rel=0.02)
+
+
+@pytest.mark.parametrize("method", ["int8", "powersgd", "topk"])
+def test_errors_follow_the_scale_of_the_loss(method: str) -> None:
+    """A scale is a power of two, by which each product and each error is multiplied exactly: one that doubles after each
+    step trains what a constant one trains. Errors in the units of the last step would be half of what they are."""
+    runs = []
+    for growth_steps in (0, 1):
+        fields = compressed(method).model_dump()
+        fields["precision"] = {"compute": "fp16", "loss_scale": 256.0, "loss_scale_growth_steps": growth_steps}
+        job = make_job(fields)
+        runs.append(run_on_mesh(job, record, job, 6)[0].steps)
+    constant, growing = runs
+    assert [step.loss_scale for step in growing] == [256.0 * 2**number for number in range(6)]
+    assert [step.loss for step in growing] == pytest.approx([step.loss for step in constant], rel=1e-4)
 
 
 def bytes_over_dp(mesh: Mesh, job: JobSpec) -> int:

@@ -115,6 +115,12 @@ class Replica:
         are the sum over all ranks. Negative if a method sends more than an uncompressed reduction."""
         return sum(unit.compression_bytes_saved for shards in self.shards.values() for unit in shards.units)
 
+    def rescale_errors(self, factor: float) -> None:
+        """Multiply the errors of compression by what the scale of the loss was multiplied by."""
+        for shards in self.shards.values():
+            for unit in shards.units:
+                unit.rescale_errors(factor)
+
     def finish_gradients(self) -> None:
         """Block until every gradient is summed over all replicas and all uses of its parameter."""
         for shards in self.shards.values():
@@ -129,9 +135,11 @@ class Replica:
         for shards in self.shards.values():
             shards.gather()
             shards.finish_gather()
-        yield
-        for shards in self.shards.values():
-            shards.release()
+        try:
+            yield
+        finally:
+            for shards in self.shards.values():
+                shards.release()
 
 
 def job_mesh(

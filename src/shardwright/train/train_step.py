@@ -143,6 +143,8 @@ def train_step(
         has_overflowed = scaling is not None and not math.isfinite(numbers.grad_norm)
         if scaling is not None:
             scaling.update(has_overflowed)
+            if scaling.value != scale:
+                replica.rescale_errors(scaling.value / scale)
         is_skipped = has_overflowed or decision.course is not Course.GO_ON
         if not is_skipped:
             _update(replica, _clip_factor(job, numbers.grad_norm) / scale, rate)

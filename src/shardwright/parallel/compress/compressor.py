@@ -128,6 +128,11 @@ class Compressor:
             for span in self.method.errors(bucket.only(self.compressed_indices), device):
                 yield replace(span, number=self.compressed_indices[span.number])
 
+    def rescale_errors(self, bucket: Bucket, device: torch.device, factor: float) -> None:
+        """Multiply the errors, which have the scale of the gradients that they are added to next."""
+        for span in self.errors(bucket, device):
+            span.values.mul_(factor)
+
     def _sum(self, flat: Tensor, tensors: list[Tensor], axis: Axis) -> Iterator[Pending]:
         if axis.size == 1:
             return

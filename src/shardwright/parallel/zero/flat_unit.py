@@ -344,6 +344,11 @@ class FlatUnit(UnitEvents[Tensor]):
         """This rank's part of the bytes that compression saved on the wire; the parts of the axis add up to all."""
         return self.compressor.bytes_saved / self.sharding.shards.size if self.compressor is not None else 0.0
 
+    def rescale_errors(self, factor: float) -> None:
+        """Multiply the errors of compression: the next gradients are scaled by so much more than the last ones."""
+        if self.compressor is not None:
+            self.compressor.rescale_errors(self.bucket(), self.parameters[0].device, factor)
+
     # Memory.
 
     def parameter_memory(self) -> list[Tensor]:
