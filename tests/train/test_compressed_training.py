@@ -43,8 +43,9 @@ def test_follows_uncompressed(method: str, zero: int) -> None:
 
 @pytest.mark.parametrize("method", ["int8", "powersgd", "topk"])
 def test_errors_follow_the_scale_of_the_loss(method: str) -> None:
-    """A scale is a power of two, by which each product and each error is multiplied exactly: one that doubles after each
-    step trains what a constant one trains. Errors in the units of the last step would be half of what they are."""
+    """A scale is a power of two, by which each product and each error is multiplied exactly: one that doubles after
+    each step trains what a constant one trains. Errors in the units of the last step would be half of what they are.
+    """
     runs = []
     for growth_steps in (0, 1):
         fields = compressed(method).model_dump()

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from fuzz.signals import Draw, check, without_progress
 from shardwright.parallel.comm.collectives import Axis, Pending
 from shardwright.parallel.comm.hang_watch import Watch, WatchRules
+from shardwright.parallel.comm.heard_ranks import HeardRanks
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.train.launch.rank_environment import RankEnvironment
 from shardwright.train.launch.rank_life import Failure, run_rank
@@ -175,12 +176,22 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
     assert re.fullmatch(answer, without_progress(done.stderr)), done.stderr
 
 
+def set_clock(monkeypatch: pytest.MonkeyPatch, now_s: list[float]) -> None:
+    """Have a watch read the time in a list, which its own sleep moves on."""
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: now_s[0], sleep=sleep)
+    for module in ("hang_watch", "heard_ranks"):
+        monkeypatch.setattr(f"shardwright.parallel.comm.{module}.time", clock)
+
+
 @pytest.mark.parametrize("looks", [[1.0] * 8, [1.0, 1.0, 1000.0, 1.0, 1.0]], ids=["waiting", "stopped meanwhile"])
 def test_a_stopped_process_did_not_wait(monkeypatch: pytest.MonkeyPatch, looks: list[float]) -> None:
     """Who presses Ctrl-Z and goes on later does not find the run at its end."""
     now_s, answer = [0.0], list[str]()
-    clock = SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: now_s[0])
-    monkeypatch.setattr("shardwright.parallel.comm.hang_watch.time", clock)
+    set_clock(monkeypatch, now_s)
     watch = Watch(dist.HashStore(), 0, WatchRules(5.0, lambda rank: f"rank {rank}", answer.append))
     left = iter(looks)
 
@@ -212,8 +223,7 @@ class DeviceWork:
 def test_a_collective_of_the_device_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch, comes_on: bool) -> None:
     """The host has long gone on, and waits for some number, or for nothing."""
     now_s, answer, works = [0.0], list[str](), [DeviceWork() for _ in range(4)]
-    clock = SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: now_s[0])
-    monkeypatch.setattr("shardwright.parallel.comm.hang_watch.time", clock)
+    set_clock(monkeypatch, now_s)
     watch = Watch(dist.HashStore(), 0, WatchRules(5.0, lambda rank: f"rank {rank}", answer.append))
     looks = iter(range(16))
 
@@ -241,8 +251,7 @@ def test_the_last_collective_of_a_moment_is_named(monkeypatch: pytest.MonkeyPatc
     """All before it are over; and those between are not kept."""
     now_s, answer, first = [0.0], list[str](), DeviceWork()
     first.is_over = True
-    clock = SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: now_s[0])
-    monkeypatch.setattr("shardwright.parallel.comm.hang_watch.time", clock)
+    set_clock(monkeypatch, now_s)
     watch = Watch(dist.HashStore(), 0, WatchRules(5.0, lambda rank: f"rank {rank}", answer.append))
     looks = iter(range(16))
 
@@ -286,6 +295,24 @@ def test_ranks_that_say_nothing_are_told_apart() -> None:
         r"  if the work is slow and not stuck, raise run.timeout_s",
         sentence,
     )
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_clocks_of_machines_may_differ(monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
+    """A rank that publishes is alive, and one that stopped is silent, whatever its clock says."""
+    now_s, store = [5000.0], dist.HashStore()
+    set_clock(monkeypatch, now_s)
+    heard, there = HeardRanks(store, 1.0), HeardRanks(store, 1.0)
+
+    def publish(rank: int) -> None:
+        there.publish(rank, {"doing": "a backward", "waits": None, "at": now_s[0] + ahead_s})
+
+    publish(1)
+    publish(2)
+    states = heard.listen([1, 2, 3], meanwhile=lambda: publish(2))
+    assert [bool(states[rank]) for rank in (1, 2, 3)] == [True, True, False]
+    assert [heard.is_silent(rank) for rank in (1, 2, 3)] == [True, False, True]
+    assert heard.silent_s(1) >= 2.5
 
 
 @linux_only

@@ -27,7 +27,14 @@ from shardwright.train.launch.full_disk import quiet_writers, telling_of_full_di
 from shardwright.train.router_update import in_words
 from shardwright.train.run_curves import run_curves
 from shardwright.train.run_files import open_to_append, write_anew
-from shardwright.train.step_metrics import MeasuredStep, StepMetrics, device_title, job_peak_flops, known_device
+from shardwright.train.step_metrics import (
+    MeasuredStep,
+    StepMetrics,
+    device_title,
+    finite_or_none,
+    job_peak_flops,
+    known_device,
+)
 from shardwright.train.steps_done_again import DoneAgain, StepsDoneAgain
 from shardwright.train.steps_measured import measured_lines
 from shardwright.train.train_step import StepResult
@@ -86,7 +93,7 @@ class MetricsLog:
         scalars |= {f"loss/{k + 2} tokens further": loss for k, loss in mtp_losses if loss is not None}
         self._draw(step, {name: value for name, value in scalars.items() if math.isfinite(value)})
         self._recent_s = [*self._recent_s[-19:], measured.step_s]
-        self._tell_again(self._again.see(step, _finite_or_none(metrics.loss)))
+        self._tell_again(self._again.see(step, finite_or_none(metrics.loss)))
         if is_shown:
             left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
             number = f"{step:>{len(str(total))}}/{total}"
@@ -100,9 +107,9 @@ class MetricsLog:
         if HELD_OUT in losses:
             values["validation_loss"] = losses[HELD_OUT]
         if set_losses:
-            values["validation_losses"] = {name: _finite_or_none(loss) for name, loss in set_losses.items()}
+            values["validation_losses"] = {name: finite_or_none(loss) for name, loss in set_losses.items()}
         self._write(values)
-        points = {f"validation_loss/{name}": _finite_or_none(loss) for name, loss in set_losses.items()}
+        points = {f"validation_loss/{name}": finite_or_none(loss) for name, loss in set_losses.items()}
         self._draw(step, {name: loss for name, loss in points.items() if loss is not None})
         for name, loss in losses.items():
             loss_words = say("there is no {loss}: none of its tokens has one", loss=held_out_of(name))
@@ -152,9 +159,9 @@ class MetricsLog:
 
     def _note(self, values: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
-        finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+        line = json.dumps(finite_or_none(values), allow_nan=False)
         with telling_of_full_disk(self._path):
-            self._file.write(json.dumps(finite) + "\n")
+            self._file.write(f"{line}\n")
             self._file.flush()
 
     def _draw(self, step: int, values: dict[str, float]) -> None:
@@ -174,10 +181,6 @@ class MetricsLog:
 def held_out_of(name: str) -> str:
     """The name of a set's loss in a printed line."""
     return say("held-out loss") if name == HELD_OUT else say("held-out loss of {name}", name=name)
-
-
-def _finite_or_none(loss: float | None) -> float | None:
-    return loss if loss is not None and math.isfinite(loss) else None
 
 
 def _keep_until(path: Path, step: int, with_memory: bool = False) -> dict[int, float | None]:

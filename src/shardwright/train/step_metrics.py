@@ -132,12 +132,17 @@ class StepMetrics:
             between_link_use=between_use,
             gpus=[asdict(gpu) for gpu in measured.gpus] or None,
             experts=[layer.numbers(with_pairs=with_pairs) for layer in result.routing] or None,
-            mtp_losses=[loss if _is_number(loss) else None for loss in result.mtp_losses] or None,
+            mtp_losses=[finite_or_none(loss) for loss in result.mtp_losses] or None,
         )
 
 
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
+def finite_or_none(value: Any) -> Any:
+    """A value as JSON can have it: a number that is not finite is None, also in lists and by name."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite_or_none(part) for name, part in value.items()}
+    return [finite_or_none(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)

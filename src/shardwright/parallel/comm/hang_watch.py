@@ -1,7 +1,7 @@
 """The hang watch: a thread on each rank that turns a hang into a sentence that says who waits for whom.
 
 Every second each rank publishes its current action in the rendezvous store. A rank that has waited longer than the
-timeout reads the last published state of the ranks it waits for, and ends the run with a report. The report shows
+timeout reads the last published states of the ranks it waits for, and ends the run with a report. The report shows
 whether a rank is dead, stuck in a loop or waiting itself; no extra message travels between ranks.
 """
 
@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch.distributed as dist
 
 from shardwright.config.base import RunError
 from shardwright.config.phrase import Phrase, below, both, each, say
+from shardwright.parallel.comm.heard_ranks import HeardRanks, State
 from shardwright.parallel.comm.transport import Underway, is_lost_connection
 
 NAMED_PEERS = 8  # a sentence that names thousands of ranks is unreadable
@@ -72,6 +72,7 @@ class Watch:
         self._lock = threading.Lock()  # of `_under_way`
         self._last_over_s = 0.0
         self._num_meetings = 0
+        self._heard = HeardRanks(store, self._interval_s)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -133,7 +134,7 @@ class Watch:
         """Publish that this rank ends, and why, and stop the watch."""
         self.stop()
         state = {"doing": self._doing, "waits": None, "at": time.time(), "left": reason}
-        self._store.set(f"watch/{self._rank}", json.dumps(state))
+        self._heard.publish(self._rank, state)
 
     def who_left(self, ranks: Sequence[int]) -> str:
         """A description of the ranks among `ranks` that have left, in order of time: they published it, or are silent.
@@ -141,13 +142,15 @@ class Watch:
         until_s = time.monotonic() + _LEAVING_S
         try:
             while True:
-                states = {rank: self._state(rank) for rank in ranks if rank != self._rank}
+                states = {rank: self._heard.state(rank) for rank in ranks if rank != self._rank}
                 departures = sorted((state["at"], rank) for rank, state in states.items() if "left" in state)
-                lost_ranks = [rank for _, rank in departures] or [rank for rank in states if self._is_silent(rank)]
+                lost_ranks = [rank for _, rank in departures] or [
+                    rank for rank in states if self._heard.is_silent(rank)
+                ]
                 if lost_ranks or time.monotonic() > until_s:
                     break
                 time.sleep(self._interval_s / 4)
-            descriptions = [self._described(rank) for rank in lost_ranks[:NAMED_PEERS]]
+            descriptions = [self._described(rank, states[rank]) for rank in lost_ranks[:NAMED_PEERS]]
         except RuntimeError:
             return say("the rank that hosts the rendezvous store, rank 0 or a launcher, has left too")
         return each(descriptions) or say("all of them were heard of a moment ago")
@@ -167,7 +170,7 @@ class Watch:
         only this machine's clock is read."""
         last_state, silent_s, look_s, began_s = "", 0.0, 0.01, time.monotonic()
         while not self._store.check([f"done/{what}"]):
-            state = json.dumps(self._state(rank))
+            state = json.dumps(self._heard.state(rank))
             silent_s = 0.0 if state != last_state else silent_s + look_s  # a stop of this process adds 0
             last_state = state
             if silent_s > self._timeout_s:
@@ -189,7 +192,7 @@ class Watch:
                     other=self._describe(rank),
                     what=what,
                     most_s=most_s,
-                    last_words=self._last_words(rank),
+                    last_words=self._last_words(rank, self._heard.state(rank)),
                 )
                 self._on_timeout(sentence)
                 raise RuntimeError(sentence)
@@ -197,19 +200,17 @@ class Watch:
             look_s = min(2 * look_s, self._interval_s)
 
     def silent_ranks(self, world: int) -> str:
-        """A description of the ranks that have not published lately; for use after a connection broke."""
-        silent = []
-        for rank in range(world):
-            try:
-                if self._is_silent(rank):
-                    silent.append(self._described(rank))
-            except RuntimeError:
-                return say("the rendezvous store is gone too")
+        """A description of the ranks that publish nothing for some seconds; for use after a connection broke."""
+        try:
+            states = self._heard.listen(range(world))
+        except RuntimeError:
+            return say("the rendezvous store is gone too")
+        silent = [self._described(rank, state) for rank, state in states.items() if self._heard.is_silent(rank)]
         return each(silent) or say("every rank was heard of a moment ago")
 
-    def _described(self, rank: int) -> Phrase:
-        """A rank and what is known of it last."""
-        return say("{rank} {last_words}", rank=self._describe(rank), last_words=self._last_words(rank))
+    def _described(self, rank: int, state: State) -> Phrase:
+        """A rank and its last words, by its state."""
+        return say("{rank} {last_words}", rank=self._describe(rank), last_words=self._last_words(rank, state))
 
     def _run(self) -> None:
         looked_s = resumed_s = time.monotonic()
@@ -233,11 +234,23 @@ class Watch:
     def _publish(self, wait: tuple[str, tuple[int, ...], float] | None) -> None:
         waits_for = [wait[0], list(wait[1])] if wait else None
         state = {"doing": self._doing, "waits": waits_for, "at": time.time()}
-        self._store.set(f"watch/{self._rank}", json.dumps(state))
+        self._heard.publish(self._rank, state)
+
+    def _chain(self, peers: tuple[int, ...]) -> list[int]:
+        """The ranks that this one waits for, those that these wait for, and so on."""
+        chain, ranks = list(peers), {self._rank: None}
+        while chain:
+            peer = chain.pop(0)
+            if peer not in ranks:
+                ranks[peer] = None
+                waits = self._heard.state(peer).get("waits")
+                chain += waits[1] if waits else []
+        return [rank for rank in ranks if rank != self._rank]
 
     def _sentence(self, what: str, peers: tuple[int, ...], since: float) -> str:
         """A description of who waited for whom, down the chain to ranks that wait for no one: there the fault is."""
         waited_s = time.monotonic() - since
+        self._heard.listen(self._chain(peers), lambda: self._publish((what, peers, since)))
         named = both([self._describe(peer) for peer in peers[:NAMED_PEERS]])
         if len(peers) > NAMED_PEERS:
             named = say("{ranks} and {more} more", ranks=named, more=len(peers) - NAMED_PEERS)
@@ -258,9 +271,10 @@ class Watch:
             if peer in seen:
                 continue
             seen.add(peer)
-            words = say("  {rank} {last_words}", rank=self._describe(peer), last_words=self._last_words(peer))
-            waits = self._state(peer).get("waits")
-            if waits and not self._is_silent(peer):
+            state = self._heard.state(peer)
+            words = say("  {rank} {last_words}", rank=self._describe(peer), last_words=self._last_words(peer, state))
+            waits = state.get("waits")
+            if waits and not self._heard.is_silent(peer):
                 waiting.append(words)
                 chain += waits[1]
             else:
@@ -269,29 +283,19 @@ class Watch:
         lines.append(say("  if the work is slow and not stuck, raise run.timeout_s"))
         return below(lines)
 
-    def _state(self, rank: int) -> dict[str, Any]:
-        """The last state that a rank published; empty if there is none."""
-        key = f"watch/{rank}"
-        return json.loads(self._store.get(key)) if self._store.check([key]) else {}
-
     def current_action(self) -> str:
         """This rank's current action, with its step."""
         return self._doing
 
-    def _is_silent(self, rank: int) -> bool:
-        return time.time() - self._state(rank).get("at", 0.0) > 1.0 + 1.5 * self._interval_s
-
-    def _last_words(self, rank: int) -> str:
-        state = self._state(rank)
+    def _last_words(self, rank: int, state: State) -> str:
         if not state:
             return say("never reported: it did not start")
         if "left" in state:
             return say("has left, at {doing}: {reason}", doing=state["doing"], reason=state["left"])
-        if self._is_silent(rank):
-            age_s = time.time() - state["at"]
+        if self._heard.is_silent(rank):
             return say(
                 "has been silent for {age_s:.0f} s: it is dead, stopped, or its machine is; it was at {doing}",
-                age_s=age_s,
+                age_s=self._heard.silent_s(rank),
                 doing=state["doing"],
             )
         if state["waits"]:

@@ -45,6 +45,10 @@ class Together:
             work.wait()
 
 
+_OF_OTHERS = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed", "NCCL", "Timed out")
+_OF_THIS_RANK = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError", "out of memory")
+
+
 class Lost:
     """Work that could not begin, for the connection was lost. Waits report that, as for work that was under way."""
 
@@ -71,10 +75,11 @@ def begun(begin: Callable[[], Any]) -> Any:
 
 
 def is_lost_connection(error: Exception) -> bool:
-    """True if an error says that another rank went away: Gloo and NCCL raise plain RuntimeErrors then."""
+    """True if an error says that another rank went away: Gloo and NCCL raise plain RuntimeErrors then. NCCL's errors of
+    this rank's own calls and memory are none."""
     text = str(error)
-    signs = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed", "NCCL", "Timed out")
-    return isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+    is_own = "NCCL" in text and any(sign in text for sign in _OF_THIS_RANK)
+    return isinstance(error, RuntimeError) and not is_own and any(sign in text for sign in _OF_OTHERS)
 
 
 class Transport(Protocol):

@@ -3,7 +3,8 @@
 Seide et al. 2014 (Interspeech, "1-bit stochastic gradient descent"). Karimireddy et al. 2019 (arXiv 1901.09847,
 algorithm 2) show that compressed SGD then converges at the rate of plain SGD. The sum of all sent gradients differs
 from the sum of all gradients only by the error of the last step. If a run scales its gradients, its errors are scaled
-too, and change with the scale. The layout of a bucket maps errors to elements of tensors, so that another plan can take them up.
+too, and change with the scale. The layout of a bucket maps errors to elements of tensors, so that another plan can take
+them up.
 """
 
 from collections.abc import Iterator, Sequence
