@@ -144,8 +144,12 @@ class DecoderStage(nn.Module):
     def _place_buffers(self, device: torch.device) -> None:
         for state in self.routers().values():
             state.to(device)
-        attention_ranges = (range(self.spec.sequence),) if self.sharding.trades_heads else self.held
-        self.tables = PositionTables.of(self.spec, positions_tensor(attention_ranges, device))
+        self.tables = PositionTables.of(self.spec, positions_tensor(self._attention_ranges, device))
+
+    @property
+    def _attention_ranges(self) -> tuple[range, ...]:
+        """The positions that attention on this rank sees as queries: all, where ranks trade heads for them."""
+        return (range(self.spec.sequence),) if self.sharding.trades_heads else self.held
 
     def regions(self) -> dict[str, list[PlacedParameter]]:
         """The parameters of each region, by the name that `through` gets, in the order in which regions run."""
@@ -184,8 +188,7 @@ class DecoderStage(nn.Module):
         documents = self._by_rank(document_numbers(marked_BS))
         positions_BS = document_positions(marked_BS)
         if tables.temperatures is not None:
-            attention_ranges = (range(self.spec.sequence),) if self.sharding.trades_heads else self.held
-            tables = tables.in_documents(self.spec, pick(positions_BS, attention_ranges).t())
+            tables = tables.in_documents(self.spec, pick(positions_BS, self._attention_ranges).t())
         if window.size and window.chunked:
             chunks = self._by_rank(chunk_numbers(positions_BS, window.size))
         streams = self.sharding.cp.streams

@@ -58,18 +58,16 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_SBH: Tensor, weight_H: PlacedParameter | None, epsilon: float, kind: str) -> Tensor:
-        ctx.kind = kind
+        ctx.kind, ctx.weight = kind, weight_H
         if kind == "cuda":
             y_SBH, inverse_SB1 = rms_norm(x_SBH, weight_H, epsilon)
-            ctx.save_for_backward(x_SBH, inverse_SB1)
-            ctx.weight = weight_H
-            return y_SBH
-        exact_SBH = x_SBH.float()
-        inverse_SB1 = exact_SBH.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
+        else:
+            exact_SBH = x_SBH.float()
+            inverse_SB1 = exact_SBH.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
+            normal_SBH = exact_SBH * inverse_SB1
+            y_SBH = (normal_SBH if weight_H is None else normal_SBH.mul_(weight_H)).to(x_SBH.dtype)
         ctx.save_for_backward(x_SBH, inverse_SB1)
-        ctx.weight = weight_H
-        normal_SBH = exact_SBH * inverse_SB1
-        return (normal_SBH if weight_H is None else normal_SBH.mul_(weight_H)).to(x_SBH.dtype)
+        return y_SBH
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:

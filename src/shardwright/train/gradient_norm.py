@@ -13,6 +13,13 @@ from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.unit_setting import Sharding
 
+_EPSILON = 1e-6  # as torch's clip_grad_norm_ adds to a norm, by which it divides
+
+
+def clip_factor(clip_norm: float, norm: float) -> float:
+    """The factor that clips gradients of a `norm` to `clip_norm`; 1 if that is 0, which does not clip."""
+    return min(1.0, clip_norm / (norm + _EPSILON)) if clip_norm > 0 else 1.0
+
 
 class GradientNorm:
     """The norm of the whole model's gradient, over all axes of the mesh.

@@ -15,7 +15,6 @@ from torch import Tensor
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
-from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.context.document_mask import counts
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.manifest import MeasuredLoss
@@ -23,7 +22,7 @@ from shardwright.train.data.batch_reader import BatchReader
 from shardwright.train.data.once_each import OnceEach, unigram_loss
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
 from shardwright.train.data.samples import SampleReader
-from shardwright.train.train_step import microbatch_losses, microbatches
+from shardwright.train.train_step import microbatch_losses, microbatches, sum_over_stages_and_replicas
 
 _DIGESTED = 64  # samples of a set that its digest reads
 
@@ -134,8 +133,7 @@ def held_out_loss(replica: Replica, samples: SampleReader) -> float | None:
             first = number * per_batch + mesh.dp.index * per_replica
             weights = samples_once.weights[first : first + per_replica].tolist()
             total_2 += _sum_and_count(replica, batches.batch(number, number * size), weights)
-    all_reduce(total_2, mesh.pp)
-    all_reduce(total_2, mesh.dp_cp)
+    sum_over_stages_and_replicas(total_2, mesh)
     if total_2.is_meta:  # a dry run has no numbers
         return None
     loss, count = mesh.numbers(total_2)

@@ -20,15 +20,16 @@ from shardwright.precision.float8_linear import end_step, step_amaxes
 from shardwright.schedule.action import Action
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import Replica
+from shardwright.train.gradient_norm import clip_factor
 from shardwright.train.health.step_judge import ALL_IS_WELL, WITHOUT_TARGET, Course, Decision, Judge, go_on
 from shardwright.train.router_update import LayerRouting, layer_routings, learn_routing, routing_totals
 
 
 def learning_rate(spec: OptimizerSpec, step: int, batch_share: float = 1.0, left_out: int = 0) -> float:
-    """The learning rate of step 0, 1, ..., of a batch that is so large a share of the full one.
+    """The learning rate of step 0, 1, ...; `batch_share` is the step's batch size divided by the full one.
 
-    `left_out` are the steps before it that changed no weight: the schedule is that of a job without them, whose warm-up
-    they do not use up, and which ends where this one does. Megatron-LM's schedule and PyTorch's GradScaler count
+    `left_out` is the number of steps before it that changed no weight. The schedule is that of a job without them: they
+    do not use up its warm-up, and it ends where this job ends. Megatron-LM's schedule and PyTorch's GradScaler count
     updates in the same way, but leave the end of a decay undone by as many steps.
     """
     if left_out:
@@ -41,11 +42,11 @@ def learning_rate(spec: OptimizerSpec, step: int, batch_share: float = 1.0, left
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step, the same on every rank. `loss` is the mean over all tokens of the global batch that have
-    one, and `mtp_losses` are those of further tokens; None where none has one. A step without any is `skipped`, and
-    nothing is computed for it where the pipeline drains.
+    """The result of a step, the same on every rank. `loss` is the mean over the positions of the global batch that have
+    a target, and `mtp_losses` are the means for further tokens; a mean over no position is None. A step without any
+    target is `skipped`, and where the pipeline drains nothing is computed for it.
 
-    There is no `grad_norm` where stages are updated at different times, nor in a step that is `skipped`: it leaves the
+    `grad_norm` is None where stages are updated at different times, and in a step that is `skipped`: that leaves the
     weights as they are, because its gradients overflowed or its `decision` says so. `loss_scale` is None where the loss
     is not scaled. `routing` says how each layer with experts used them, and `votes` are numbers of the caller that were
     read with those of the step; two results are equal or not by the rest.
@@ -147,7 +148,8 @@ def train_step(
                 replica.rescale_errors(scaling.value / scale)
         is_skipped = has_overflowed or decision.course is not Course.GO_ON
         if not is_skipped:
-            _update(replica, _clip_factor(job, numbers.grad_norm) / scale, rate)
+            clipped = clip_factor(job.optimizer.clip_grad_norm, numbers.grad_norm)
+            _update(replica, clipped / scale, rate)
         for layers, amaxes in zip(replica.float8, numbers.amaxes, strict=True):
             end_step(layers.states, amaxes)
 
@@ -201,12 +203,6 @@ def _routing_of(job: JobSpec, table: Tensor | None, numbers: Tensor) -> tuple[La
     return () if table is None or table.is_meta else layer_routings(job, numbers.view(table.shape))
 
 
-def _clip_factor(job: JobSpec, grad_norm: float) -> float:
-    """The factor that clips gradients of a norm to optimizer.clip_grad_norm; 1 if that is 0."""
-    most = job.optimizer.clip_grad_norm
-    return min(1.0, most / (grad_norm + 1e-6)) if most > 0 else 1.0
-
-
 def without_target(job: JobSpec, rate: float, loss_scale: float | None = None) -> StepResult:
     """The result of a step whose global batch has no target."""
     further = (None,) * job.model.mtp_layers
@@ -216,8 +212,8 @@ def without_target(job: JobSpec, rate: float, loss_scale: float | None = None) -
 def run_step(
     replica: Replica, step: int, tokens_BS: Tensor, shares: CountedShares, update: Callable[[Action], None]
 ) -> None:
-    """Forward and backward of a step, with the batch that the job has then, and at its end `update`. `shares` of the
-    positions have a target that counts, and tokens that are real."""
+    """Run the forward and backward passes of a step with the batch that the job has then, and at its end `update`.
+    `shares` are the parts of all positions that have a target with a loss, and that have a real token."""
     job = replica.job.at_step(step)
     scale = replica.loss_scale.value if replica.loss_scale is not None else 1.0
     for shards in replica.shards.values():
@@ -265,8 +261,8 @@ def microbatch_losses(replica: Replica, tokens: list[Tensor]) -> dict[int, Tenso
 
 
 def mean_losses(losses: dict[int, Tensor], job: JobSpec, mesh: Mesh, shares: Sequence[float]) -> list[float | None]:
-    """The means over microbatches and replicas, on every rank, of the positions that count: so large `shares` of all,
-    and None where none does. Ranks without the last stage give no losses."""
+    """The mean losses over the positions that count, on every rank, from the losses of this rank's microbatches; ranks
+    without the last stage give none. `shares` as in `means_of`."""
     return means_of(mesh.numbers_or_ones(loss_totals(losses, mesh, len(shares))), job, shares)
 
 
@@ -275,12 +271,17 @@ def loss_totals(losses: dict[int, Tensor], mesh: Mesh, num_losses: int) -> Tenso
     totals = torch.zeros(num_losses, dtype=torch.float64, device=mesh.device)
     for i in sorted(losses):
         totals += losses[i]
+    return sum_over_stages_and_replicas(totals, mesh)
+
+
+def sum_over_stages_and_replicas(totals: Tensor, mesh: Mesh) -> Tensor:
+    """Sum numbers in place that one rank of each pipeline has, and that ranks of tp have alike; and return them."""
     all_reduce(totals, mesh.pp)
-    all_reduce(totals, mesh.dp_cp)
-    return totals
+    return all_reduce(totals, mesh.dp_cp)
 
 
 def means_of(totals: Sequence[float], job: JobSpec, shares: Sequence[float]) -> list[float | None]:
-    """The means that sums are of, of the positions that count."""
+    """The mean losses over the positions that count, from sums over microbatches and replicas of means over all
+    positions: `shares` are the parts of all positions that count; None where none does."""
     count = job.num_microbatches * job.plan.replicas
     return [total / count / share if share else None for total, share in zip(totals, shares, strict=True)]

@@ -251,7 +251,7 @@ class _ColumnProduct(torch.autograd.Function):
         ctx.weight, ctx.sharding = weight, sharding
         x_SBH = all_gather(x_sBH, sharding.tp) if sharding.shards_sequence else x_sBH
         if weight.place.is_frozen:
-            ctx.shape, ctx.recipe = x_sBH.shape, recipe
+            ctx.shape = x_sBH.shape
             keep_recipe(ctx, recipe)
             return product(x_SBH, weight)[0]
         y_SBN, cast = product(x_SBH, weight)

@@ -3,14 +3,13 @@
 A checkpoint is kept if it has a manifest, and whole if every byte is as it was written.
 """
 
-import itertools
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 
 from shardwright.config.base import PlanError
@@ -142,7 +141,8 @@ def put_aside(job: JobSpec, folder: Path) -> list[str]:
 def kept_by(run: str, subject: str) -> tuple[Storage, list[int]]:
     """The storage of a run's checkpoints, and their steps, newest first. `run` is the run's folder, or the folder or
     address of the checkpoints. PlanError about `subject` if it has none."""
-    for place in (run, f"{run}/checkpoints") if "://" in run else (os.path.join(run, "checkpoints"), run):
+    below = os.path.join(run, CHECKPOINTS_BELOW)
+    for place in (run, f"{run}/{CHECKPOINTS_BELOW}") if "://" in run else (below, run):
         storage = open_storage(place)
         if run and (steps := steps_kept(storage)):
             return storage, steps
@@ -167,7 +167,7 @@ def _near_runs(run: str) -> list[str]:
     folder, name = os.path.split(os.path.normpath(os.path.expanduser(run)))
     for place in dict.fromkeys((folder, _RUNS)):
         with suppress(OSError, ValueError), os.scandir(place or os.curdir) as entries:
-            names = [entry.name for entry in itertools.islice(entries, _MOST_RUNS) if entry.is_dir()]
+            names = [entry.name for entry in islice(entries, _MOST_RUNS) if entry.is_dir()]
             near = [os.path.join(place, one) for one in get_close_matches(name, names, n=2)]
             if runs := [one for one in near if os.path.exists(os.path.join(one, METRICS))]:
                 return runs

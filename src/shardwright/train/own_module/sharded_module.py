@@ -1,5 +1,6 @@
 """A user's module under data parallel and ZeRO: it is called as before, and its optimizer step is made here."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from shardwright.precision.float8_linear import Float8Linear
 from shardwright.precision.loss_scale import LossScale
 from shardwright.sharding.flat_buffer import rows_of
 from shardwright.sharding.memory_account import RankMemory
-from shardwright.train.gradient_norm import GradientNorm
+from shardwright.train.gradient_norm import GradientNorm, clip_factor
 from shardwright.train.own_module.module_checkpoint import load_module, save_module
 from shardwright.train.train_step import learning_rate
 
@@ -243,7 +244,7 @@ class ShardedModule(nn.Module):
             return ModuleStep(self.num_steps, 0.0, rate, 0, skipped=True)
         mean = 1.0 / (num_targets if num_with_targets else num_passes)
         norm *= mean
-        if norm != norm or norm == float("inf"):
+        if not math.isfinite(norm):
             stage.begin()
             raise RunError(
                 say(
@@ -253,9 +254,7 @@ class ShardedModule(nn.Module):
                     norm=norm,
                 )
             )
-        clip = optimizer.clip_grad_norm
-        clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
-        stage.update(clipped * mean, rate)
+        stage.update(clip_factor(optimizer.clip_grad_norm, norm) * mean, rate)
         stage.begin()
         self.num_steps += 1
         return ModuleStep(self.num_steps, norm, rate, int(num_targets) if num_with_targets else None)
