@@ -273,7 +273,7 @@ def test_a_collective_of_the_device_is_watched_once_the_host_has_gone_on() -> No
         axis = Axis("dp", (0, 1), 0, None, Ledger(torch.device(device)), watch)
         axis.ledger.blocked = lambda *_: nullcontext()  # type: ignore[method-assign]
         Pending(DeviceWork(), axis, "all_reduce", (1,)).wait()
-        assert [(way.what, way.peers) for way in watch._under_way] == (
+        assert [(wait.activity, wait.peers) for wait in watch._under_way] == (
             [("all_reduce on axis dp", (1,))] if device == "cuda" else []
         )
 

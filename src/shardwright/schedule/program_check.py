@@ -33,7 +33,7 @@ def program_faults(program: Program, most_alive: int | None = None, most_receive
     faults += _pairing_faults(program)
     if not faults:  # the replay needs correct pairs and local order
         faults += _deadlock_faults(program)
-    for buffer, limit, what, remedy in (
+    for buffer, limit, buffers, remedy in (
         (Buffer.ACTIVATIONS, most_alive, say("microbatches alive"), say("run backwards earlier")),
         (
             Buffer.MESSAGE,
@@ -42,11 +42,11 @@ def program_faults(program: Program, most_alive: int | None = None, most_receive
             say("receive later, or compute earlier"),
         ),
     ):
-        faults += _limit_faults(program, buffer, limit, what, remedy=remedy) if limit is not None else []
+        faults += _limit_faults(program, buffer, limit, buffers, remedy=remedy) if limit is not None else []
     return faults
 
 
-def _limit_faults(program: Program, buffer: Buffer, limit: int, what: str, remedy: str) -> list[str]:
+def _limit_faults(program: Program, buffer: Buffer, limit: int, buffers: str, remedy: str) -> list[str]:
     faults = list[str]()
     for rank, row in enumerate(program.ranks):
         peak, index = most(life for life in lives(program, rank) if life.buffer is buffer)
@@ -57,7 +57,7 @@ def _limit_faults(program: Program, buffer: Buffer, limit: int, what: str, remed
                     "({action}); {remedy}",
                     rank=rank,
                     peak=peak,
-                    buffers=what,
+                    buffers=buffers,
                     limit=limit,
                     index=index,
                     action=str(row[index]),

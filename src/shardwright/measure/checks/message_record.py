@@ -11,7 +11,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.measure.meta_results import MadeOnce
 from shardwright.parallel.comm.process_groups import Connect
-from shardwright.parallel.comm.transport import DryTransport, Together, Transport, Underway
+from shardwright.parallel.comm.transport import DryTransport, JoinedWork, Transport, Work
 from shardwright.train.dry_steps import DrySteps
 
 
@@ -96,7 +96,7 @@ class MessageRecord:
 class _RecordedWork:
     """A requested collective, whose wait is recorded. If an operation has several works, the first one records it."""
 
-    work: Underway
+    work: Work
     record: MessageRecord
     operation: int
 
@@ -120,46 +120,46 @@ class RecordedTransport:
     def is_gloo(self) -> bool:
         return False
 
-    def _noted(self, work: Underway, kind: str, x: Tensor, to: int = -1, source: int = -1) -> _RecordedWork:
+    def _noted(self, work: Work, kind: str, x: Tensor, to: int = -1, source: int = -1) -> _RecordedWork:
         operation = Operation(kind, self.communicator, x.nbytes, to, source)
         return _RecordedWork(work, self.record, self.record.issue(operation))
 
-    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Underway:
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Work:
         return self._noted(self.inner.all_reduce(x, op), f"all_reduce {op}", x)
 
-    def all_gather(self, out: Tensor, x: Tensor) -> Underway:
+    def all_gather(self, out: Tensor, x: Tensor) -> Work:
         return self._noted(self.inner.all_gather(out, x), "all_gather", out)
 
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> Underway:
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Work:
         return self._noted(self.inner.reduce_scatter(out, x), "reduce_scatter", x)
 
     def all_to_all(
         self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
-    ) -> Underway:
+    ) -> Work:
         kind = "all_to_all" if out_splits is None else "all_to_all_v"
         return self._noted(self.inner.all_to_all(out, x, out_splits, in_splits), kind, x)
 
-    def broadcast(self, x: Tensor, source: int) -> Underway:
+    def broadcast(self, x: Tensor, source: int) -> Work:
         return self._noted(self.inner.broadcast(x, source), say("broadcast of rank {rank}", rank=source), x)
 
-    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Underway:
+    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Work:
         return self._noted(self.inner.reduce(x, target, op), f"reduce {op} into rank {target}", x)
 
-    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Underway:
+    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Work:
         return self._noted(self.inner.scatter(out, shares, source), say("scatter of rank {rank}", rank=source), out)
 
-    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Underway:
+    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Work:
         return self._noted(self.inner.gather(parts, x, target), say("gather into rank {rank}", rank=target), x)
 
-    def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
+    def send(self, x: Tensor, to: int, tag: int = 0) -> Work:
         return self._noted(self.inner.send(x, to, tag), "send", x, to=to)
 
-    def recv(self, out: Tensor, source: int, tag: int = 0) -> Underway:
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> Work:
         return self._noted(self.inner.recv(out, source, tag), "recv", out, source=source)
 
-    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Work]:
         works = self.inner.exchange(out, x, to, source)
-        return [self._noted(Together(works), "exchange", x, to=to, source=source)]
+        return [self._noted(JoinedWork(works), "exchange", x, to=to, source=source)]
 
 
 def recorded_steps(job: JobSpec) -> list[MessageRecord]:

@@ -203,7 +203,7 @@ class RecordedStreams:
         for fault in faults:
             self.faults[fault] = None
 
-    def access(self, worker: Worker, what: str, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()) -> None:
+    def access(self, worker: Worker, work: str, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()) -> None:
         """Record that a worker reads and writes tensors, as one piece of work."""
         count, line = worker.works(), line_of_ours()
         for tensors, is_write in ((reads, False), (writes, True)):
@@ -211,7 +211,7 @@ class RecordedStreams:
                 low, high = _bytes_of(x)
                 if low < high:
                     self.num_accesses += 1
-                    access = Access(worker, count, low, high, is_write, say("{work}, {line}", work=what, line=line))
+                    access = Access(worker, count, low, high, is_write, say("{work}, {line}", work=work, line=line))
                     self._note(self._block(x).access(access))
 
     def ran(self, call: "OperatorCall") -> None:
@@ -266,10 +266,10 @@ class StreamedTransport(DryTransport):
     streams: RecordedStreams
     stream: RecordedStream
 
-    def request(self, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> _StreamedWork:
+    def request(self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> _StreamedWork:
         self.stream.worker.wait_for(self.streams.host.clock)
         self.stream.wait_stream(self.streams.current())
-        self.streams.access(self.stream.worker, what, reads, writes)
+        self.streams.access(self.stream.worker, name, reads, writes)
         return _StreamedWork(self.stream.record_event(), [*reads, *writes])
 
 

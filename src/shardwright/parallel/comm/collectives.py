@@ -18,7 +18,7 @@ from shardwright.config.units import MIB
 from shardwright.parallel.comm.compute_turns import Turns
 from shardwright.parallel.comm.hang_watch import Watch, explained
 from shardwright.parallel.comm.ledger import Ledger
-from shardwright.parallel.comm.transport import Together, Transport, Underway
+from shardwright.parallel.comm.transport import JoinedWork, Transport, Work
 from shardwright.parallel.device_streams import DeviceStreams, host_reading
 
 # Distinguishes messages of an exchange from messages of a pipeline, if they ever share a group.
@@ -101,10 +101,10 @@ class NodeAxes:
 class Pending:
     """A collective under way. `wait` blocks until its result may be used; the operands must live until then."""
 
-    def __init__(self, work: Any, axis: Axis, what: str = "", peers: tuple[int, ...] = ()) -> None:
+    def __init__(self, work: Any, axis: Axis, activity: str = "", peers: tuple[int, ...] = ()) -> None:
         self._work = work
         self._axis = axis
-        self._what = what
+        self._activity = activity
         self._peers = peers
         self._finish: Callable[[], None] | None = None
 
@@ -128,14 +128,14 @@ class Pending:
             return
         axis = self._axis
         with axis.turns.waiting(keeps_turn), axis.ledger.blocked(axis.name, keeps_turn):
-            what = f"{self._what} on axis {axis.name}"
+            activity = f"{self._activity} on axis {axis.name}"
             try:
-                with nullcontext() if axis.watch is None else axis.watch.waiting(what, self._peers):
+                with nullcontext() if axis.watch is None else axis.watch.waiting(activity, self._peers):
                     self._work.wait()
                 if axis.watch is not None and axis.ledger.device.type == "cuda":  # only the stream has waited
-                    axis.watch.under_way(self._work, what, self._peers)
+                    axis.watch.under_way(self._work, activity, self._peers)
             except RuntimeError as error:
-                if (explanation := explained(error, axis.watch, what, self._peers)) is not error:
+                if (explanation := explained(error, axis.watch, activity, self._peers)) is not error:
                     raise explanation from error
                 raise
         self._work = None
@@ -236,7 +236,7 @@ def _is_gloo(axis: Axis) -> bool:
     return axis.transport is not None and axis.transport.is_gloo
 
 
-def _exchange(outgoing: Sequence[Tensor], incoming: Sequence[Tensor], axis: Axis) -> Together:
+def _exchange(outgoing: Sequence[Tensor], incoming: Sequence[Tensor], axis: Axis) -> JoinedWork:
     """Send `outgoing[i]` to index i and receive `incoming[i]` from it, for every other index i of the axis.
 
     Messages between two ranks arrive in the order in which they were sent, so several exchanges may be under way at
@@ -247,7 +247,7 @@ def _exchange(outgoing: Sequence[Tensor], incoming: Sequence[Tensor], axis: Axis
     peers = [(axis.index + step) % axis.size for step in range(1, axis.size)]
     works = [transport.recv(incoming[i], axis.ranks[i], EXCHANGE_TAG) for i in reversed(peers) if incoming[i].numel()]
     works += [transport.send(outgoing[i], axis.ranks[i], EXCHANGE_TAG) for i in peers if outgoing[i].numel()]
-    return Together(works)
+    return JoinedWork(works)
 
 
 def start_all_to_all(out: Tensor, x: Tensor, axis: Axis) -> Pending:
@@ -271,7 +271,7 @@ def start_all_to_all_v(
     x = x.contiguous()
     row_bytes = x.shape[1:].numel() * x.element_size()
     sent_bytes = {axis.ranks[i]: split * row_bytes for i, split in enumerate(in_splits) if i != axis.index and split}
-    work: Underway
+    work: Work
     if not _is_gloo(axis):
         work = axis.communicator.all_to_all(out, x, out_splits, in_splits)
     else:
@@ -289,9 +289,9 @@ def start_exchange(out: Tensor, x: Tensor, axis: Axis) -> Pending:
     transport = axis.communicator
     if _is_gloo(axis):
         receipt = transport.recv(out, source, EXCHANGE_TAG)
-        work = Together([receipt, transport.send(x, target, EXCHANGE_TAG)])
+        work = JoinedWork([receipt, transport.send(x, target, EXCHANGE_TAG)])
     else:
-        work = Together(transport.exchange(out, x, target, source))
+        work = JoinedWork(transport.exchange(out, x, target, source))
     return _start(axis, "exchange", x.nbytes, work, {target: x.nbytes}, peer=source)
 
 

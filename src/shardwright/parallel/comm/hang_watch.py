@@ -19,7 +19,7 @@ import torch.distributed as dist
 from shardwright.config.base import RunError
 from shardwright.config.phrase import Phrase, below, both, each, say
 from shardwright.parallel.comm.heard_ranks import HeardRanks, State
-from shardwright.parallel.comm.transport import Underway, is_lost_connection
+from shardwright.parallel.comm.transport import Work, is_lost_connection
 
 NAMED_PEERS = 8  # a sentence that names thousands of ranks is unreadable
 _MOMENT_S = 0.1  # of the collectives of a device in this time, the first and the last are watched
@@ -31,8 +31,8 @@ class _UnderWay:
     """A collective on the device: its work, its name, the ranks that take part, and when the host issued it, or
     the first one of the same moment."""
 
-    work: Underway
-    what: str
+    work: Work
+    activity: str
     peers: tuple[int, ...]
     since_s: float
     moment_s: float
@@ -91,21 +91,21 @@ class Watch:
         """Note this rank's current step. Cheap: nothing is sent here."""
         self._step = f"step {number}, "
 
-    def doing(self, what: str) -> None:
+    def doing(self, activity: str) -> None:
         """Note this rank's current action within the step."""
-        self._doing = self._step + what
+        self._doing = self._step + activity
 
     @contextmanager
-    def waiting(self, what: str, peers: tuple[int, ...]) -> Iterator[None]:
+    def waiting(self, activity: str, peers: tuple[int, ...]) -> Iterator[None]:
         """A wait for `peers`, which must end within the timeout."""
         thread = threading.get_ident()
-        self._waits[thread] = (what, peers, time.monotonic())
+        self._waits[thread] = (activity, peers, time.monotonic())
         try:
             yield
         finally:
             del self._waits[thread]
 
-    def under_way(self, work: Underway, what: str, peers: tuple[int, ...]) -> None:
+    def under_way(self, work: Work, activity: str, peers: tuple[int, ...]) -> None:
         """Watch a collective that the device waits for while the host continues. Of several collectives issued within
         `_MOMENT_S` only the first and the last are watched. Each must end within the timeout after the one before
         it."""
@@ -116,7 +116,7 @@ class Watch:
             moment_s = watched[-1].moment_s if is_same_moment else now_s
             if is_same_moment and not watched[-1].is_first:
                 watched.pop()  # no longer the last of its moment
-            watched.append(_UnderWay(work, what, peers, now_s, moment_s, is_first=not is_same_moment))
+            watched.append(_UnderWay(work, activity, peers, now_s, moment_s, is_first=not is_same_moment))
 
     def _stuck(self) -> tuple[str, tuple[int, ...], float] | None:
         """The first collective on the device that is not over: its name, its peers, and since when the device may be
@@ -128,7 +128,7 @@ class Watch:
             if not self._under_way:
                 return None
             first = self._under_way[0]
-        return first.what, first.peers, max(first.since_s, self._last_over_s)
+        return first.activity, first.peers, max(first.since_s, self._last_over_s)
 
     def leave(self, reason: str) -> None:
         """Publish that this rank ends, and why, and stop the watch."""
@@ -155,21 +155,21 @@ class Watch:
             return say("the rank that hosts the rendezvous store, rank 0 or a launcher, has left too")
         return each(descriptions) or say("all of them were heard of a moment ago")
 
-    def announce(self, what: str) -> None:
+    def announce(self, activity: str) -> None:
         """Publish that something is done, for the ranks that wait for it."""
-        self._store.set(f"done/{what}", "")
+        self._store.set(f"done/{activity}", "")
 
     def next_meeting(self) -> int:
         """The number of the next meeting of all ranks, which distinguishes the meetings in the store."""
         self._num_meetings += 1
         return self._num_meetings
 
-    def wait_while_alive(self, rank: int, what: str, most_s: float = math.inf) -> None:
+    def wait_while_alive(self, rank: int, activity: str, most_s: float = math.inf) -> None:
         """Poll until a rank announces something, as long as that rank publishes new states: its work may take hours, or
         up to `most_s`. A rank that is silent for longer than the timeout is reported. Clocks of machines may differ, so
         only this machine's clock is read."""
         last_state, silent_s, look_s, began_s = "", 0.0, 0.01, time.monotonic()
-        while not self._store.check([f"done/{what}"]):
+        while not self._store.check([f"done/{activity}"]):
             state = json.dumps(self._heard.state(rank))
             silent_s = 0.0 if state != last_state else silent_s + look_s  # a stop of this process adds 0
             last_state = state
@@ -179,7 +179,7 @@ class Watch:
                     "dead, stopped, or its machine is",
                     rank=self._describe(self._rank),
                     other=self._describe(rank),
-                    what=what,
+                    what=activity,
                     silent_s=silent_s,
                 )
                 self._on_timeout(sentence)
@@ -190,7 +190,7 @@ class Watch:
                     "{last_words}",
                     rank=self._describe(self._rank),
                     other=self._describe(rank),
-                    what=what,
+                    what=activity,
                     most_s=most_s,
                     last_words=self._last_words(rank, self._heard.state(rank)),
                 )
@@ -222,7 +222,7 @@ class Watch:
                     resumed_s = looked_s
                 stuck = self._stuck()
                 all_waits = [*self._waits.values(), *([stuck] if stuck else [])]
-                waits = [(what, peers, max(since, resumed_s)) for what, peers, since in all_waits]
+                waits = [(activity, peers, max(since, resumed_s)) for activity, peers, since in all_waits]
                 wait = min(waits, key=lambda wait: wait[2], default=None)  # the longest
                 self._publish(wait)
                 if wait and time.monotonic() - wait[2] > self._timeout_s:
@@ -247,10 +247,10 @@ class Watch:
                 chain += waits[1] if waits else []
         return [rank for rank in ranks if rank != self._rank]
 
-    def _sentence(self, what: str, peers: tuple[int, ...], since: float) -> str:
+    def _sentence(self, activity: str, peers: tuple[int, ...], since: float) -> str:
         """A description of who waited for whom, down the chain to ranks that wait for no one: there the fault is."""
         waited_s = time.monotonic() - since
-        self._heard.listen(self._chain(peers), lambda: self._publish((what, peers, since)))
+        self._heard.listen(self._chain(peers), lambda: self._publish((activity, peers, since)))
         named = both([self._describe(peer) for peer in peers[:NAMED_PEERS]])
         if len(peers) > NAMED_PEERS:
             named = say("{ranks} and {more} more", ranks=named, more=len(peers) - NAMED_PEERS)
@@ -259,7 +259,7 @@ class Watch:
                 "{rank} waited {waited_s:.0f} s in {what} (at {doing}) for {named}",
                 rank=self._describe(self._rank),
                 waited_s=waited_s,
-                what=what,
+                what=activity,
                 doing=self._doing,
                 named=named,
             )
@@ -299,17 +299,17 @@ class Watch:
                 doing=state["doing"],
             )
         if state["waits"]:
-            what, peers = state["waits"]
+            activity, peers = state["waits"]
             return say(
                 "waits itself, in {what} (at {doing}) for rank {ranks}",
-                what=what,
+                what=activity,
                 doing=state["doing"],
                 ranks=tuple(map(str, peers)),
             )
         return say("is alive and busy at {doing}: it waits for no one", doing=state["doing"])
 
 
-def explained(error: RuntimeError, watch: Watch | None, what: str, peers: Sequence[int]) -> RuntimeError:
+def explained(error: RuntimeError, watch: Watch | None, activity: str, peers: Sequence[int]) -> RuntimeError:
     """The error to raise for an error in a wait for other ranks. If a connection was lost, and nobody else will report
     it, this is a RunError that names the wait and the ranks that left; else the error itself."""
     if not is_lost_connection(error) or not (watch is None or watch.explains_losses):
@@ -320,7 +320,7 @@ def explained(error: RuntimeError, watch: Watch | None, what: str, peers: Sequen
         return RunError(
             say(
                 "lost the connection in {what} with rank {ranks}, of which one has left\n  {reason}",
-                what=what,
+                what=activity,
                 ranks=peer_names,
                 reason=reason,
             )
@@ -328,7 +328,7 @@ def explained(error: RuntimeError, watch: Watch | None, what: str, peers: Sequen
     return RunError(
         say(
             "lost the connection in {what} (at {doing}) with rank {ranks}: {left}\n  {reason}",
-            what=what,
+            what=activity,
             doing=watch.current_action(),
             ranks=peer_names,
             left=watch.who_left(peers),
@@ -338,27 +338,27 @@ def explained(error: RuntimeError, watch: Watch | None, what: str, peers: Sequen
 
 
 @contextmanager
-def in_turn_of_rank_0(watch: Watch | None, rank: int, world: int, what: str) -> Iterator[None]:
+def in_turn_of_rank_0(watch: Watch | None, rank: int, world: int, activity: str) -> Iterator[None]:
     """A block that rank 0 leaves before other ranks enter it, and that all ranks leave together. It may last longer
     than the timeout, as long as ranks publish states. There is no watch if there is one rank, or nobody waits."""
     if watch is None:
         yield
         return
     if rank > 0:
-        watch.wait_while_alive(0, what)
+        watch.wait_while_alive(0, activity)
     yield
     if rank == 0:
-        watch.announce(what)
-    meet(watch, rank, world, what)
+        watch.announce(activity)
+    meet(watch, rank, world, activity)
 
 
-def meet(watch: Watch | None, rank: int, world: int, what: str, most_s: float = math.inf) -> None:
-    """Return when all ranks have finished `what` and called this. On some ranks it may last longer than the timeout, as
-    long as they publish states and it takes no more than `most_s`. Every rank calls this, in one order. There is no
-    watch if there is one rank, or nobody waits."""
+def meet(watch: Watch | None, rank: int, world: int, activity: str, most_s: float = math.inf) -> None:
+    """Return when all ranks have finished an activity and called this. On some ranks it may last longer than the
+    timeout, as long as they publish states and it takes no more than `most_s`. Every rank calls this, in one order.
+    There is no watch if there is one rank, or nobody waits."""
     if watch is None:
         return
-    name = say("{work}, meeting {number}", work=what, number=watch.next_meeting())
+    name = say("{work}, meeting {number}", work=activity, number=watch.next_meeting())
     on_all_ranks = say("{work} on all ranks", work=name)
     if rank > 0:
         watch.announce(say("{work} on rank {rank}", work=name, rank=rank))

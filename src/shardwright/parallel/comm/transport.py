@@ -17,7 +17,7 @@ _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or di
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Underway(Protocol):
+class Work(Protocol):
     """A request to a transport that may still be under way."""
 
     def is_completed(self) -> bool:
@@ -29,10 +29,10 @@ class Underway(Protocol):
         ...
 
 
-class Together:
+class JoinedWork:
     """Sends and receives that are waited for together."""
 
-    def __init__(self, works: Sequence[Underway]) -> None:
+    def __init__(self, works: Sequence[Work]) -> None:
         self._works = works
 
     def is_completed(self) -> bool:
@@ -49,7 +49,7 @@ _OF_OTHERS = ("Connection closed by peer", "Connection reset", "Broken pipe", "S
 _OF_THIS_RANK = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError", "out of memory")
 
 
-class Lost:
+class FailedWork:
     """Work that could not begin, for the connection was lost. Waits report that, as for work that was under way."""
 
     def __init__(self, error: RuntimeError) -> None:
@@ -64,14 +64,14 @@ class Lost:
         raise self._error
 
 
-def begun(begin: Callable[[], Any]) -> Any:
+def start_or_fail(begin: Callable[[], Any]) -> Any:
     """The work that `begin` begins. Gloo begins no message to a rank that it knows to be gone, and raises instead."""
     try:
         return begin()
     except RuntimeError as error:
         if not is_lost_connection(error):
             raise
-        return Lost(error)
+        return FailedWork(error)
 
 
 def is_lost_connection(error: Exception) -> bool:
@@ -91,49 +91,49 @@ class Transport(Protocol):
         """True if the backend is Gloo, whose own all-gather and reduce-scatter copy or send more than they need."""
         ...
 
-    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Underway:
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Work:
         """Reduce `x` in place."""
         ...
 
-    def all_gather(self, out: Tensor, x: Tensor) -> Underway:
+    def all_gather(self, out: Tensor, x: Tensor) -> Work:
         """Put each rank's `x` into `out`, along dim 0. Shapes [n, ...] and [n * size, ...]."""
         ...
 
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> Underway:
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Work:
         """Put this rank's share of the sum of `x` into `out`. Shapes [n * size, ...] and [n, ...]."""
         ...
 
     def all_to_all(
         self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
-    ) -> Underway:
+    ) -> Work:
         """Send each rank its share of dim 0 of `x`. Splits are in rows; without them shares are equal."""
         ...
 
-    def broadcast(self, x: Tensor, source: int) -> Underway:
+    def broadcast(self, x: Tensor, source: int) -> Work:
         """Overwrite `x` with the `x` of rank `source`."""
         ...
 
-    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Underway:
+    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Work:
         """Reduce `x` into the `x` of rank `target`; that of other ranks has no meaning afterwards."""
         ...
 
-    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Underway:
+    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Work:
         """Put this rank's share of those of rank `source` into `out`. Other ranks give none."""
         ...
 
-    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Underway:
+    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Work:
         """Put each rank's `x` into the `parts` of rank `target`. Other ranks give none."""
         ...
 
-    def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
+    def send(self, x: Tensor, to: int, tag: int = 0) -> Work:
         """Send to a rank. Over Gloo a receive takes the message with its own `tag`."""
         ...
 
-    def recv(self, out: Tensor, source: int, tag: int = 0) -> Underway:
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> Work:
         """Receive from a rank."""
         ...
 
-    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Work]:
         """Send and receive as one operation: if every rank sent before it receives, NCCL would wait for ever."""
         ...
 
@@ -183,11 +183,11 @@ class GroupTransport:
 
     def send(self, x: Tensor, to: int, tag: int = 0) -> Any:
         group = self._group_for(dist.get_rank(), to)
-        return begun(lambda: dist.isend(x, to, group=group, tag=tag))
+        return start_or_fail(lambda: dist.isend(x, to, group=group, tag=tag))
 
     def recv(self, out: Tensor, source: int, tag: int = 0) -> Any:
         group = self._group_for(source, dist.get_rank())
-        return begun(lambda: dist.irecv(out, source, group=group, tag=tag))
+        return start_or_fail(lambda: dist.irecv(out, source, group=group, tag=tag))
 
     def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Any]:
         operations = [dist.P2POp(dist.isend, x, to, self.group), dist.P2POp(dist.irecv, out, source, self.group)]
@@ -198,7 +198,7 @@ class GroupTransport:
         return self.downwards if self.downwards is not None and to < source else self.group
 
 
-class _Over:
+class _CompletedWork:
     """Work that is over already."""
 
     def is_completed(self) -> bool:
@@ -213,41 +213,41 @@ class DryTransport:
 
     is_gloo: bool
 
-    def request(self, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Underway:
+    def request(self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Work:
         """A request, with the tensors that it reads and writes."""
-        return _Over()
+        return _CompletedWork()
 
-    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Underway:
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Work:
         return self.request("all_reduce", [x], [x])
 
-    def all_gather(self, out: Tensor, x: Tensor) -> Underway:
+    def all_gather(self, out: Tensor, x: Tensor) -> Work:
         return self.request("all_gather", [x], [out])
 
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> Underway:
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Work:
         return self.request("reduce_scatter", [x], [out])
 
     def all_to_all(
         self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
-    ) -> Underway:
+    ) -> Work:
         return self.request("all_to_all", [x], [out])
 
-    def broadcast(self, x: Tensor, source: int) -> Underway:
+    def broadcast(self, x: Tensor, source: int) -> Work:
         return self.request("broadcast", [x], [x])
 
-    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Underway:
+    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Work:
         return self.request("reduce", [x], [x])
 
-    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Underway:
+    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Work:
         return self.request("scatter", shares or [], [out])
 
-    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Underway:
+    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Work:
         return self.request("gather", [x], parts or [])
 
-    def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
+    def send(self, x: Tensor, to: int, tag: int = 0) -> Work:
         return self.request("send", [x], [])
 
-    def recv(self, out: Tensor, source: int, tag: int = 0) -> Underway:
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> Work:
         return self.request("recv", [], [out])
 
-    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Work]:
         return [self.request("exchange", [x], [out])]
