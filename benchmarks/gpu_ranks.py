@@ -28,7 +28,7 @@ from torch import Tensor
 from shardwright.config.job import JobSpec
 from shardwright.measure.verdict import Record, compare
 from shardwright.parallel.comm.process_groups import Mesh, StandIns
-from shardwright.parallel.comm.transport import GroupTransport, Transport, Work
+from shardwright.parallel.comm.transport import GroupTransport, Transport, WorkHandle
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build, job_mesh
 from shardwright.train.dry_steps import DrySteps
@@ -171,45 +171,45 @@ class HostTransport:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._inner, self._sent = GroupTransport(group), list[Any]()
 
-    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Work:
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> WorkHandle:
         """Reduce `x` in place."""
         host = x.cpu()
         return _Copied(self._inner.all_reduce(host, op), x, host)
 
-    def all_gather(self, out: Tensor, x: Tensor) -> Work:
+    def all_gather(self, out: Tensor, x: Tensor) -> WorkHandle:
         """Put each rank's `x` into `out`."""
         host = torch.empty(out.shape, dtype=out.dtype)
         return _Copied(self._inner.all_gather(host, x.cpu()), out, host)
 
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> Work:
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> WorkHandle:
         """Put this rank's share of the sum into `out`."""
         host = torch.empty(out.shape, dtype=out.dtype)
         return _Copied(self._inner.reduce_scatter(host, x.cpu()), out, host)
 
     def all_to_all(
         self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
-    ) -> Work:
+    ) -> WorkHandle:
         """Give each rank its share."""
         host = torch.empty(out.shape, dtype=out.dtype)
         return _Copied(self._inner.all_to_all(host, x.cpu(), out_splits, in_splits), out, host)
 
-    def broadcast(self, x: Tensor, source: int) -> Work:
+    def broadcast(self, x: Tensor, source: int) -> WorkHandle:
         """Overwrite `x` with that of a rank."""
         host = x.cpu()
         return _Copied(self._inner.broadcast(host, source), x, host)
 
-    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Work:
+    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> WorkHandle:
         """Reduce into the `x` of a rank."""
         host = x.cpu()
         return _Copied(self._inner.reduce(host, target, op), x, host)
 
-    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Work:
+    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> WorkHandle:
         """Give each rank its share of those of a rank."""
         host = torch.empty(out.shape, dtype=out.dtype)
         host_shares = None if shares is None else [share.cpu() for share in shares]
         return _Copied(self._inner.scatter(host, host_shares, source), out, host)
 
-    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Work:
+    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> WorkHandle:
         """Put each rank's `x` into the parts of a rank, which lie one behind the other in one tensor."""
         if parts is None:
             return _Copied(self._inner.gather(None, x.cpu(), target), None, None)
@@ -217,24 +217,24 @@ class HostTransport:
         whole = parts[0].as_strided(host.shape, host.stride(), parts[0].storage_offset())
         return _Copied(self._inner.gather(list(host), x.cpu(), target), whole, host)
 
-    def send(self, x: Tensor, to: int, tag: int = 0) -> Work:
+    def send(self, x: Tensor, to: int, tag: int = 0) -> WorkHandle:
         """Send to a rank. The tensor is kept until it has arrived, whoever forgets it."""
         work = self._inner.send(x.detach().cpu().contiguous(), to, tag)
         self._sent = [*(one for one in self._sent if not one.is_completed()), work]
         return _Copied(work, None, None)
 
-    def recv(self, out: Tensor, source: int, tag: int = 0) -> Work:
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> WorkHandle:
         """Receive from a rank."""
         host = torch.empty(out.shape, dtype=out.dtype)
         return _Copied(self._inner.recv(host, source, tag), out, host)
 
-    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Work]:
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[WorkHandle]:
         """Send and receive."""
         return [self.recv(out, source), self.send(x, to)]
 
 
 class _Copied:
-    """Work on host memory, and the copy of its result to where it belongs."""
+    """WorkHandle on host memory, and the copy of its result to where it belongs."""
 
     def __init__(self, work: Any, out: Tensor | None, host: Tensor | None) -> None:
         self._work, self._out, self._host, self._is_over = work, out, host, False

@@ -11,7 +11,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.measure.meta_results import MadeOnce
 from shardwright.parallel.comm.process_groups import Connect
-from shardwright.parallel.comm.transport import DryTransport, JoinedWork, Transport, Work
+from shardwright.parallel.comm.transport import DryTransport, JoinedWork, Transport, WorkHandle
 from shardwright.train.dry_steps import DrySteps
 
 
@@ -96,7 +96,7 @@ class MessageRecord:
 class _RecordedWork:
     """A requested collective, whose wait is recorded. If an operation has several works, the first one records it."""
 
-    work: Work
+    work: WorkHandle
     record: MessageRecord
     operation: int
 
@@ -120,44 +120,44 @@ class RecordedTransport:
     def is_gloo(self) -> bool:
         return False
 
-    def _noted(self, work: Work, kind: str, x: Tensor, to: int = -1, source: int = -1) -> _RecordedWork:
+    def _noted(self, work: WorkHandle, kind: str, x: Tensor, to: int = -1, source: int = -1) -> _RecordedWork:
         operation = Operation(kind, self.communicator, x.nbytes, to, source)
         return _RecordedWork(work, self.record, self.record.issue(operation))
 
-    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Work:
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> WorkHandle:
         return self._noted(self.inner.all_reduce(x, op), f"all_reduce {op}", x)
 
-    def all_gather(self, out: Tensor, x: Tensor) -> Work:
+    def all_gather(self, out: Tensor, x: Tensor) -> WorkHandle:
         return self._noted(self.inner.all_gather(out, x), "all_gather", out)
 
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> Work:
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> WorkHandle:
         return self._noted(self.inner.reduce_scatter(out, x), "reduce_scatter", x)
 
     def all_to_all(
         self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
-    ) -> Work:
+    ) -> WorkHandle:
         kind = "all_to_all" if out_splits is None else "all_to_all_v"
         return self._noted(self.inner.all_to_all(out, x, out_splits, in_splits), kind, x)
 
-    def broadcast(self, x: Tensor, source: int) -> Work:
+    def broadcast(self, x: Tensor, source: int) -> WorkHandle:
         return self._noted(self.inner.broadcast(x, source), say("broadcast of rank {rank}", rank=source), x)
 
-    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Work:
+    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> WorkHandle:
         return self._noted(self.inner.reduce(x, target, op), f"reduce {op} into rank {target}", x)
 
-    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Work:
+    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> WorkHandle:
         return self._noted(self.inner.scatter(out, shares, source), say("scatter of rank {rank}", rank=source), out)
 
-    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Work:
+    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> WorkHandle:
         return self._noted(self.inner.gather(parts, x, target), say("gather into rank {rank}", rank=target), x)
 
-    def send(self, x: Tensor, to: int, tag: int = 0) -> Work:
+    def send(self, x: Tensor, to: int, tag: int = 0) -> WorkHandle:
         return self._noted(self.inner.send(x, to, tag), "send", x, to=to)
 
-    def recv(self, out: Tensor, source: int, tag: int = 0) -> Work:
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> WorkHandle:
         return self._noted(self.inner.recv(out, source, tag), "recv", out, source=source)
 
-    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Work]:
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[WorkHandle]:
         works = self.inner.exchange(out, x, to, source)
         return [self._noted(JoinedWork(works), "exchange", x, to=to, source=source)]
 

@@ -18,7 +18,7 @@ from shardwright.config.units import MIB
 from shardwright.parallel.comm.compute_turns import Turns
 from shardwright.parallel.comm.hang_watch import Watch, explained
 from shardwright.parallel.comm.ledger import Ledger
-from shardwright.parallel.comm.transport import JoinedWork, Transport, Work
+from shardwright.parallel.comm.transport import JoinedWork, Transport, WorkHandle
 from shardwright.parallel.device_streams import DeviceStreams, host_reading
 
 # Distinguishes messages of an exchange from messages of a pipeline, if they ever share a group.
@@ -271,7 +271,7 @@ def start_all_to_all_v(
     x = x.contiguous()
     row_bytes = x.shape[1:].numel() * x.element_size()
     sent_bytes = {axis.ranks[i]: split * row_bytes for i, split in enumerate(in_splits) if i != axis.index and split}
-    work: Work
+    work: WorkHandle
     if not _is_gloo(axis):
         work = axis.communicator.all_to_all(out, x, out_splits, in_splits)
     else:

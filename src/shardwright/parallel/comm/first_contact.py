@@ -13,7 +13,7 @@ import torch.distributed as dist
 from shardwright.config.phrase import say
 from shardwright.parallel.comm.collectives import EXCHANGE_TAG, Axis
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.comm.transport import Transport, Work
+from shardwright.parallel.comm.transport import Transport, WorkHandle
 from shardwright.schedule.action import Kind
 from shardwright.schedule.schedule import Program
 
@@ -77,7 +77,7 @@ def ways(program: Program) -> list[tuple[bool, int, int]]:
     )
 
 
-def _wait(mesh: Mesh, axis: Axis, work: Work) -> None:
+def _wait(mesh: Mesh, axis: Axis, work: WorkHandle) -> None:
     if mesh.watch is None:
         work.wait()
         return

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from shardwright.config.base import RunError
 from shardwright.config.phrase import Phrase, below, both, each, say
 from shardwright.parallel.comm.heard_ranks import HeardRanks, State
-from shardwright.parallel.comm.transport import Work, is_lost_connection
+from shardwright.parallel.comm.transport import WorkHandle, is_lost_connection
 
 NAMED_PEERS = 8  # a sentence that names thousands of ranks is unreadable
 _MOMENT_S = 0.1  # of the collectives of a device in this time, the first and the last are watched
@@ -31,7 +31,7 @@ class _UnderWay:
     """A collective on the device: its work, its name, the ranks that take part, and when the host issued it, or
     the first one of the same moment."""
 
-    work: Work
+    work: WorkHandle
     activity: str
     peers: tuple[int, ...]
     since_s: float
@@ -105,7 +105,7 @@ class Watch:
         finally:
             del self._waits[thread]
 
-    def under_way(self, work: Work, activity: str, peers: tuple[int, ...]) -> None:
+    def under_way(self, work: WorkHandle, activity: str, peers: tuple[int, ...]) -> None:
         """Watch a collective that the device waits for while the host continues. Of several collectives issued within
         `_MOMENT_S` only the first and the last are watched. Each must end within the timeout after the one before
         it."""

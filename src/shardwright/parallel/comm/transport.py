@@ -17,7 +17,7 @@ _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or di
 _reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Work(Protocol):
+class WorkHandle(Protocol):
     """A request to a transport that may still be under way."""
 
     def is_completed(self) -> bool:
@@ -32,7 +32,7 @@ class Work(Protocol):
 class JoinedWork:
     """Sends and receives that are waited for together."""
 
-    def __init__(self, works: Sequence[Work]) -> None:
+    def __init__(self, works: Sequence[WorkHandle]) -> None:
         self._works = works
 
     def is_completed(self) -> bool:
@@ -91,49 +91,49 @@ class Transport(Protocol):
         """True if the backend is Gloo, whose own all-gather and reduce-scatter copy or send more than they need."""
         ...
 
-    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Work:
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> WorkHandle:
         """Reduce `x` in place."""
         ...
 
-    def all_gather(self, out: Tensor, x: Tensor) -> Work:
+    def all_gather(self, out: Tensor, x: Tensor) -> WorkHandle:
         """Put each rank's `x` into `out`, along dim 0. Shapes [n, ...] and [n * size, ...]."""
         ...
 
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> Work:
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> WorkHandle:
         """Put this rank's share of the sum of `x` into `out`. Shapes [n * size, ...] and [n, ...]."""
         ...
 
     def all_to_all(
         self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
-    ) -> Work:
+    ) -> WorkHandle:
         """Send each rank its share of dim 0 of `x`. Splits are in rows; without them shares are equal."""
         ...
 
-    def broadcast(self, x: Tensor, source: int) -> Work:
+    def broadcast(self, x: Tensor, source: int) -> WorkHandle:
         """Overwrite `x` with the `x` of rank `source`."""
         ...
 
-    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Work:
+    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> WorkHandle:
         """Reduce `x` into the `x` of rank `target`; that of other ranks has no meaning afterwards."""
         ...
 
-    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Work:
+    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> WorkHandle:
         """Put this rank's share of those of rank `source` into `out`. Other ranks give none."""
         ...
 
-    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Work:
+    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> WorkHandle:
         """Put each rank's `x` into the `parts` of rank `target`. Other ranks give none."""
         ...
 
-    def send(self, x: Tensor, to: int, tag: int = 0) -> Work:
+    def send(self, x: Tensor, to: int, tag: int = 0) -> WorkHandle:
         """Send to a rank. Over Gloo a receive takes the message with its own `tag`."""
         ...
 
-    def recv(self, out: Tensor, source: int, tag: int = 0) -> Work:
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> WorkHandle:
         """Receive from a rank."""
         ...
 
-    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Work]:
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[WorkHandle]:
         """Send and receive as one operation: if every rank sent before it receives, NCCL would wait for ever."""
         ...
 
@@ -213,41 +213,41 @@ class DryTransport:
 
     is_gloo: bool
 
-    def request(self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Work:
+    def request(self, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> WorkHandle:
         """A request, with the tensors that it reads and writes."""
         return _CompletedWork()
 
-    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Work:
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> WorkHandle:
         return self.request("all_reduce", [x], [x])
 
-    def all_gather(self, out: Tensor, x: Tensor) -> Work:
+    def all_gather(self, out: Tensor, x: Tensor) -> WorkHandle:
         return self.request("all_gather", [x], [out])
 
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> Work:
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> WorkHandle:
         return self.request("reduce_scatter", [x], [out])
 
     def all_to_all(
         self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
-    ) -> Work:
+    ) -> WorkHandle:
         return self.request("all_to_all", [x], [out])
 
-    def broadcast(self, x: Tensor, source: int) -> Work:
+    def broadcast(self, x: Tensor, source: int) -> WorkHandle:
         return self.request("broadcast", [x], [x])
 
-    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Work:
+    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> WorkHandle:
         return self.request("reduce", [x], [x])
 
-    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Work:
+    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> WorkHandle:
         return self.request("scatter", shares or [], [out])
 
-    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Work:
+    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> WorkHandle:
         return self.request("gather", [x], parts or [])
 
-    def send(self, x: Tensor, to: int, tag: int = 0) -> Work:
+    def send(self, x: Tensor, to: int, tag: int = 0) -> WorkHandle:
         return self.request("send", [x], [])
 
-    def recv(self, out: Tensor, source: int, tag: int = 0) -> Work:
+    def recv(self, out: Tensor, source: int, tag: int = 0) -> WorkHandle:
         return self.request("recv", [], [out])
 
-    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Work]:
+    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[WorkHandle]:
         return [self.request("exchange", [x], [out])]
