@@ -52,7 +52,7 @@ class AdapterSpec(Spec):
 
     @property
     def row_format(self) -> RowFormat:
-        """How the rows of the matrices of layers are stored."""
+        """The order in which the rows of the matrices of layers are stored."""
         if self.base == "compute":
             return ""
         return "nf4-double" if self.double_quantization else "nf4"

@@ -84,7 +84,7 @@ class LevelSpec(Spec):
 
 
 class TopologySpec(Spec):
-    """How nodes, or the devices of a torus, are joined."""
+    """The links between nodes, or between the devices of a torus."""
 
     levels: list[LevelSpec] = Field(
         default_factory=list,

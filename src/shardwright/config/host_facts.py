@@ -12,7 +12,7 @@ Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 
 
 class HostFactsSpec(Spec):
-    """How software updates in host memory."""
+    """The update of software in host memory."""
 
     update: tuple[Number, Number] = Field(
         (0.0, 0.0),

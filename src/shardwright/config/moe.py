@@ -134,7 +134,7 @@ class MoeSpec(Spec):
 
     @property
     def routing(self) -> Routing:
-        """How evenly training spreads tokens over experts, as predictions take it.
+        """The evenness of tokens over experts in training, as predictions take it.
 
         A model without a rule is taken to be as even as one with a loss of balance: whoever made it had one, or its
         gate would send nearly all tokens to the same experts.

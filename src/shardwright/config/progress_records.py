@@ -1,4 +1,4 @@
-"""How far work has come: records of a logger, which a program may listen to.
+"""The progress of work: records of a logger, which a program may listen to.
 
 Each record says in its message what is being done. It has `share`, of the whole work that an answer takes, or `part`,
 (number, of so many parts of equal length): the shares of the records after it are those of this part.

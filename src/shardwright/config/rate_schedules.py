@@ -44,7 +44,7 @@ class DecayShape:
 
 @dataclass(frozen=True, kw_only=True)
 class RampUpRule:
-    """How the learning rate depends on the batch size during batch-size ramp-up.
+    """The rule by which the learning rate depends on the batch size while that grows.
 
     `factor(batch_fraction)` multiplies the learning rate, where `batch_fraction` is the current batch over the full
     batch. `text` completes the sentence "the learning rate ...".

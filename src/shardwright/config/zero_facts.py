@@ -12,7 +12,7 @@ Elements = Annotated[float, Field(ge=0, le=largest.BUFFERED_ELEMENTS)]
 
 
 class ZeroFactsSpec(Spec):
-    """How software keeps ZeRO's shards, and what it holds beside them."""
+    """The shards of ZeRO in software, and what it holds beside them."""
 
     copies_shards: bool = Field(
         False,

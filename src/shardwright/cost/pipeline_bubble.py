@@ -24,7 +24,8 @@ def are_put_off(grid: PlanGrid) -> Numbers:
 
 
 def gathers_for_a_pass(grid: PlanGrid, zero: ZeroFactsSpec) -> tuple[Numbers, Numbers]:
-    """How often ZeRO-3 (gathers parameters for one pass of a microbatch, scatters gradients for its backward).
+    """The numbers of times that ZeRO-3 (gathers parameters for one pass of a microbatch, scatters gradients for its
+    backward).
 
     Without a pipeline layers are gathered one by one, once a pass; in a pipeline whole stages are, for a stretch of
     passes. Software whose gradients add up whole scatters them once a step.
@@ -70,7 +71,7 @@ def in_flight_split(schedule: str, p: Numbers, rank: Numbers, m: Numbers) -> tup
 
 
 def num_reductions(schedule: str, p: Numbers, m: Numbers, by_run: Numbers) -> Numbers:
-    """How often a rank reduces all of its gradients in a step if they are sharded (ZeRO-2).
+    """The number of times that a rank reduces all of its gradients in a step if they are sharded (ZeRO-2).
 
     It does so for each microbatch or, if `by_run`, after each stretch of backwards of one stage (config/plan.py): every
     p microbatches if a rank passes through its stages in turn, for almost every microbatch if two stages alternate, and

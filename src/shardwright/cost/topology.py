@@ -87,7 +87,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Reach:
-    """How many places lie in a `domain` of fast links, and below each switch with its share of bandwidth upward
+    """The number of places in a `domain` of fast links, and below each switch with its share of bandwidth upward
     (`levels`); and the axes of a torus.
 
     The places of a `block` are neighbouring ranks; the next block begins `pitch` ranks later. Both are 0 if places are

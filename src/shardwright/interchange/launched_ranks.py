@@ -1,4 +1,5 @@
-"""How many nodes and devices the launchers before a program start: torchrun, deepspeed, mpirun, srun, batch systems."""
+"""The numbers of nodes and devices that launchers before a program start: torchrun, deepspeed, mpirun, srun, batch
+systems."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,7 @@ def with_whole_options(words: Sequence[str]) -> list[str]:
 
 
 def visible_devices(value: str) -> int:
-    """How many devices a list of CUDA_VISIBLE_DEVICES has; 0 if it is no list of numbers."""
+    """The number of devices in a list of CUDA_VISIBLE_DEVICES; 0 if it is no list of numbers."""
     devices = value.strip("'\"").split(",")
     return len(devices) if all(device.strip().isdigit() for device in devices) else 0
 

@@ -1,4 +1,4 @@
-"""Where and how often a job's run writes checkpoints with other software."""
+"""The places and the interval of a run's checkpoints with other software."""
 
 import os
 from pathlib import Path

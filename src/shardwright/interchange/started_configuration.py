@@ -26,7 +26,7 @@ class Started:
 
     @property
     def ranks(self) -> int:
-        """How many ranks the launcher starts; 0 if nothing says it."""
+        """The number of ranks that the launcher starts; 0 if nothing says it."""
         return self.command.nodes * self.command.devices_per_node if self.command else 0
 
     @property

@@ -32,7 +32,8 @@ def norm_kept(shape: ModelShape, software: SoftwareSpec) -> float:
 
 
 def num_entries(shape: ModelShape, software: SoftwareSpec, enter: LayerOperator) -> int:
-    """How often tp ranks gather what `enter` brings to its products, and sum its gradient: once, or for each."""
+    """The number of times that tp ranks gather what `enter` brings to its products, and sum its gradient: once, or for
+    each product."""
     return _num_products(shape, enter) if software.enters_apart else 1
 
 
@@ -42,10 +43,10 @@ def _num_products(shape: ModelShape, enter: LayerOperator) -> int:
 
 
 def num_kept_inputs(shape: ModelShape, grid: PlanGrid, software: SoftwareSpec, enter: LayerOperator) -> Numbers:
-    """How often the input that `enter` brings to its products is kept: once, and not for shared experts, whose input
-    the router keeps. Software that copies inputs has a copy for each product, if tp ranks have all tokens, and software
-    that gathers for each product apart, and keeps that, if they share them. Under autocast each product casts it, but
-    in compiled layers all share one cast."""
+    """The number of kept copies of the input that `enter` brings to its products: one, and none for shared experts,
+    whose input the router keeps. Software that copies inputs has a copy for each product, if tp ranks have all tokens;
+    so has software that gathers for each product apart and keeps that, if they share them. Under autocast each product
+    casts it, but in compiled layers all share one cast."""
     if enter.name == "shared enter":
         return 0.0
     is_whole = ~np.asarray(grid.sequence_parallel, dtype=bool)

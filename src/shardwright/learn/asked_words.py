@@ -87,7 +87,8 @@ class QuestionWords:
 
 
 def counted(text: str) -> dict[str, int]:
-    """How often a text has each word: of Latin letters without endings, of Chinese two neighbours and one character."""
+    """The number of times that a text has each word: of Latin letters without endings, of Chinese two neighbours and
+    one character."""
     return Counter(word for word, _ in _words(text.lower()))
 
 

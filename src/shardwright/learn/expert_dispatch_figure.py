@@ -126,7 +126,7 @@ def _tokens(left: float, y: float, rank: RankTokens) -> Iterator[str]:
 
 
 def _counts(y: float, sent: Sequence[int]) -> Iterator[str]:
-    """How many tokens a rank sends to each."""
+    """The number of tokens that a rank sends to each."""
     for rank, count in enumerate(sent):
         x = _COLUMNS[1] + rank * _CELL
         shade = f'fill="{svg.LINE_COLOURS[rank]}" fill-opacity="{0.2 * count:g}"'

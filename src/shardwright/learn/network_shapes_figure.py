@@ -20,7 +20,7 @@ _WIDTH, _CELL = 800.0, 26.0
 
 @dataclass(frozen=True)
 class NetworkShape:
-    """How devices are joined, and the seconds of an all-reduce by rings and of an all-to-all over all of them."""
+    """The links between devices, and the seconds of an all-reduce by rings and of an all-to-all over all of them."""
 
     name: str
     all_reduce_s: float

@@ -1,4 +1,4 @@
-"""How many numbers stand behind predictions: fitted, set by hand, and of use to one family or table of runs.
+"""The numbers behind predictions: fitted, set by hand, and of use to one family or table of runs.
 
 A choice among a few numbers, as of bytes of a number type or of stages, is a fact as a flag is, and not a number. Those
 that tests count operator by operator are apart: of this runtime, and of torch's own kernels.

@@ -68,7 +68,8 @@ def _matters(name: str, line: TableLine) -> bool:
 
 
 def _spread(line: TableLine, name: str, values: Sequence[str], constants: Constants) -> float | None:
-    """How much longer the slowest of the predictions is than the fastest; None if fewer than two values have one."""
+    """The ratio by which the slowest of the predictions is longer than the fastest; None if fewer than two values have
+    one."""
     rows = [measured(replace(line, row={**line.row, name: value})) for value in values]
     runs = [row.run for row in rows if row.run is not None and not row.faults]
     seconds = [float(price.time.total) for price in prices(runs, constants) if not isinstance(price, str)]

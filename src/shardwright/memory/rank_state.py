@@ -25,7 +25,7 @@ UnitKey = tuple[int, int]  # (stage, number of the unit in it)
 
 @dataclass(frozen=True)
 class Replicas:
-    """How the replicas of some parameters share their state: `zero` is the stage of ZeRO that takes effect.
+    """The division of the state of some parameters over replicas: `zero` is the stage of ZeRO that takes effect.
 
     `num_ranks` share one set of shards, and `num_copies` hold the same shard. `shards_axis` and `copies_axis` are their
     mesh axes. `index` is the rank's index among those that share shards, 0 if none do, and `tp_index` its index on its

@@ -68,8 +68,8 @@ class PhaseCalls:
 
 @dataclass(frozen=True)
 class PassCounts:
-    """How often all pieces of a kind run on a rank in the steps of a program: forwards, forwards that the program
-    recomputes for a whole stage (`repeated`), and backwards."""
+    """The number of times that all pieces of a kind run on a rank in the steps of a program: forwards, forwards that
+    the program recomputes for a whole stage (`repeated`), and backwards."""
 
     forwards: int
     repeated: int
@@ -130,7 +130,7 @@ def ep_index(job: JobSpec, rank: int) -> int:
 
 
 def pass_counts(job: JobSpec, program: Program, pp_rank: int) -> dict[PieceKind, PassCounts]:
-    """How often a pipeline rank runs the pieces of its stages, by their kind."""
+    """The number of times that a pipeline rank runs the pieces of its stages, by their kind."""
     own_runs = _runs(program.ranks[pp_rank])
     runs_of_stages = {stage: own_runs.get(stage, Counter()) for stage in program.placement.stages_of(pp_rank)}
     plan = job.plan
@@ -159,7 +159,7 @@ def pass_counts(job: JobSpec, program: Program, pp_rank: int) -> dict[PieceKind,
 
 @partial(kept_by_identity, most=32)
 def _runs(row: tuple[Action, ...]) -> dict[int, Counter[Kind]]:
-    """How often a rank's list computes each stage, by kind."""
+    """The number of times that a rank's list computes each stage, by kind."""
     runs: dict[int, Counter[Kind]] = {}
     for part in (part for action in row for part in action.computes()):
         runs.setdefault(part.stage, Counter())[part.kind] += 1

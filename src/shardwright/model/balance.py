@@ -30,8 +30,8 @@ from shardwright.config.moe import MoeSpec
 
 @dataclass(frozen=True)
 class Chosen:
-    """How often the real tokens of each sample chose each expert, [B, E], and the number of these tokens, [B], both
-    over all ranks."""
+    """The number of times that real tokens of each sample chose each expert, [B, E], and the number of these tokens,
+    [B], both over all ranks."""
 
     counts_BE: Tensor
     tokens_B: Tensor

@@ -146,7 +146,8 @@ class Router(nn.Module):
         return torch.stack((balance, z))
 
     def _chosen(self, choice: Choice, real: RealTokens | None, batch: int) -> Chosen:
-        """How often each expert was chosen in each sample, on all ranks. GShard's loss counts only first choices."""
+        """The number of times that each sample chose each expert, on all ranks. GShard's loss counts only first
+        choices."""
         num_choices = 1 if self.spec.aux_loss == "gshard" else choice.experts_TK.shape[1]
         experts_TK, holds_TK = choice.experts_TK[:, :num_choices], choice.holds_TK[:, :num_choices]
         samples_T1 = torch.arange(experts_TK.shape[0], device=experts_TK.device)[:, None] % batch

@@ -1,1 +1,1 @@
-"""How each strategy runs: mesh, collectives, tensor, data and pipeline parallelism, and compression."""
+"""The strategies as they run: mesh, collectives, tensor, data and pipeline parallelism, and compression."""

@@ -254,7 +254,7 @@ def _best_words(clusters: Sequence[ClusterPlan]) -> Iterator[str]:
 
 
 def _excess(cluster: ClusterPlan, amount: float | None, least: float) -> str:
-    """How much more a cluster takes than the best one."""
+    """The ratio by which a cluster takes more than the best one."""
     if amount is None or not least:
         return say("{cluster} unknown", cluster=cluster.name)
     return say("{cluster} {share:.0%} more", cluster=cluster.name, share=amount / least - 1)

@@ -62,7 +62,7 @@ def _misfit_words(misfit: "Misfit | None") -> str:
 
 
 def _distance(own_priced: PricedPlan, plans: list[PricedPlan]) -> str:
-    """How much longer a token takes than with the best plan; empty if no plan fits."""
+    """The ratio by which a token takes longer than with the best plan; empty if no plan fits."""
     if not plans:
         return ""
     best_token_s = plans[0].time.total / plans[0].job.tokens_per_step

@@ -129,7 +129,7 @@ def _indented(name: str) -> str:
 
 
 def _numbers(counts: Mapping[str, int]) -> str:
-    """How many numbers the predictions have at their disposal."""
+    """The sentence on the numbers behind predictions."""
     return say(
         "Numbers behind predictions: {fitted} constants are fitted, {fitted_to_one_family} of them to one family; "
         "{by_hand} are set by hand, {by_hand_in_software} of these in descriptions of software, "

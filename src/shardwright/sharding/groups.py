@@ -65,7 +65,7 @@ COPIES = {
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the ranks of a group lie: `num` of them, `stride` apart among the places of their stage.
+    """The places of the ranks of a group: `num` of them, `stride` apart among the places of their stage.
 
     A `block` of places is as many neighbouring ranks, and the next block begins `pitch` ranks later
     (config/rank_order.py); places are the ranks themselves if the two are equal. `mirrors` is 2 if the ranks at the
@@ -128,7 +128,7 @@ def _stride(axes: tuple[str, ...], group_axes: tuple[str, ...], sizes: dict[str,
 
 
 def of_stage(plan: Degrees, num_ranks: int, mirrors: Count = 1) -> Count:
-    """How many of `num_ranks` neighbouring ranks are of one stage; all, if a stage's ranks are neighbours.
+    """The number of `num_ranks` neighbouring ranks that are of one stage; all, if a stage's ranks are neighbours.
 
     With `mirrors` 2 the ranks at the mirrored position of the pipeline count too, if the neighbours include whole
     pipelines.
@@ -141,7 +141,7 @@ def of_stage(plan: Degrees, num_ranks: int, mirrors: Count = 1) -> Count:
 
 
 def _num_sharing(plan: Degrees, num_replicas: Count) -> Count:
-    """How many replicas of a line share one set of ZeRO's shards."""
+    """The number of replicas of a line that share one set of ZeRO's shards."""
     is_cut = (plan.zero > 0) & is_hybrid(plan.zero_ranks, num_replicas)
     return num_replicas + is_cut * (plan.zero_ranks - num_replicas)
 

@@ -141,7 +141,7 @@ class FollowedText(FollowedBlocks):
         return succeeds
 
     def _parts(self, level: int) -> list[tuple[int, int]]:
-        """Where the commands of a pipeline begin and end."""
+        """The first and last tokens of the commands of a pipeline."""
         parts: list[tuple[int, int]] = []
         while True:
             begin = self.at

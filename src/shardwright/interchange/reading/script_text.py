@@ -23,7 +23,7 @@ def torchrun_line(nodes: str, devices_per_node: str) -> str:
 
 
 def nodes_of(job: JobSpec) -> tuple[int, int]:
-    """How many nodes a job takes, and how many devices of each node."""
+    """The number of nodes that a job takes, and of devices of each node."""
     world = job.plan.world
     devices_per_node = min(world, node_devices(job.cluster) or USUAL_NODE)
     while world % devices_per_node:

@@ -35,7 +35,8 @@ _COMMENTED = re.compile(r"(?m)^[ \t]*#[# \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=")
 
 @dataclass(frozen=True)
 class Called:
-    """How a function ends: with the script, if it succeeds (None if that is unknown), and as the outermost command."""
+    """The end of a function: with the script, if it succeeds (None if that is unknown), and as the outermost
+    command."""
 
     ends_script: bool = False
     succeeds: bool | None = None
@@ -294,7 +295,7 @@ class Script:
 
 
 def _num_alike(parts: Sequence[str], others: Sequence[str]) -> int:
-    """How many parts at the beginning of two paths, written from their ends, are the same."""
+    """The number of equal parts at the beginning of two paths that are written from their ends."""
     return next(
         (count for count, pair in enumerate(zip(parts, others, strict=False)) if pair[0] != pair[1]), len(others)
     )

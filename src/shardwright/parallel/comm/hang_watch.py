@@ -41,7 +41,7 @@ class _UnderWay:
 
 @dataclass(frozen=True)
 class WatchRules:
-    """How a watch judges waits, and what it tells of them.
+    """The rules by which a watch judges waits, and what it tells of them.
 
     A wait may last `timeout_s`; `on_timeout` gets the sentence about one that lasts longer. If the watch
     `explains_losses`, a connection that breaks in a wait becomes a RunError that says who left; else the process that

@@ -145,7 +145,7 @@ class _Gathered:
 
 @dataclass(frozen=True)
 class _Way:
-    """How keys come to queries, and the rule by which their blocks are computed."""
+    """The way in which keys come to queries, and the rule by which their blocks are computed."""
 
     cp: Axis
     rule: AttentionRule

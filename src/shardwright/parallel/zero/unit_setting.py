@@ -51,7 +51,7 @@ def lent(buffer: Loan[Tensor], size: int, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the replicas of a stage share its state.
+    """The division of a stage's state over its replicas.
 
     `zero` is the stage of ZeRO. State is sharded over the ranks of `shards`; the ranks of `copies`, an axis of size 1
     unless sharding is hybrid, hold the same shard. `tp` sums gradients of which each of its ranks sees a part.
@@ -76,7 +76,8 @@ class Sharding:
 
     @classmethod
     def of(cls, job: JobSpec, mesh: Mesh, stage: int, is_expert: bool, link: HostLink | None) -> "Sharding":
-        """How replicas share the state of a stage: of its experts if `is_expert`, else of its dense parameters."""
+        """The division of a stage's state over its replicas: of its experts if `is_expert`, else of its dense
+        parameters."""
         plan, precision = job.plan, job.precision
         replicas = mesh.expert_replicas if is_expert else mesh.replicas
         return cls(
@@ -95,13 +96,13 @@ class Sharding:
 
 @dataclass(frozen=True)
 class StageSharding:
-    """How the replicas of a stage share its experts, and all its other parameters."""
+    """The divisions of a stage's experts, and of all its other parameters, over its replicas."""
 
     dense: Sharding
     experts: Sharding
 
     def of_parameter(self, place: ParameterShard) -> Sharding:
-        """How they share a parameter."""
+        """The division of a parameter."""
         sharding = self.experts if place.is_expert else self.dense
         if place.is_frozen:  # values alone, which are shared if they are gathered layer by layer
             zero = sharding.zero if sharding.zero == 3 else 0

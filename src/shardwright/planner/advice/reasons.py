@@ -376,6 +376,6 @@ def _link_words(job: JobSpec, run: Run, num_domains: int) -> str:
 
 
 def _counts(job: JobSpec, num_pieces: int) -> PassCounts:
-    """How often a rank runs `num_pieces` of a kind, without the exceptions of schedules."""
+    """The number of times that a rank runs `num_pieces` of a kind, without the exceptions of schedules."""
     passes = num_pieces * job.num_microbatches // job.plan.num_copies
     return PassCounts(passes, passes if RECOMPUTES[job.plan.recompute].by_stage else 0, passes)

@@ -139,7 +139,7 @@ def _on_device(job: JobSpec, constraints: Constraints) -> Constraints | None:
 
 
 def _weight(objective: Objective, job: JobSpec) -> int:
-    """How often an objective counts a second of a job's step: once, or once for each device."""
+    """The number of times that an objective counts a second of a job's step: once, or once for each device."""
     return job.cluster.num_devices if _PER_DEVICE[objective.name] else 1
 
 

@@ -1,4 +1,4 @@
-"""How far a search has come, and the best plan so far: records of `config/progress_records.py`."""
+"""The progress of a search, and its best plan so far: records of `config/progress_records.py`."""
 
 import logging
 from collections.abc import Callable, Iterator

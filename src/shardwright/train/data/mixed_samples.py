@@ -72,7 +72,7 @@ class Mixture:
         return owners, rounds * np.array(self.weights, np.int64)[owners] + self._numbers[positions]
 
     def shares(self, num_samples: int) -> list[int]:
-        """How many of the first `num_samples` samples come from each source."""
+        """The number of the first `num_samples` samples that come from each source."""
         rounds, num_remaining = divmod(num_samples, len(self._picks))
         counts = np.bincount(self._picks[:num_remaining], minlength=len(self.weights)).tolist()
         return [rounds * part + count for part, count in zip(self.weights, counts, strict=True)]

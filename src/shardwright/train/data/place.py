@@ -86,7 +86,7 @@ class PlaceInData:
         return MixedSamples(readers, self.weights, self.begun, self.firsts)
 
     def had(self, samples: int) -> list[int]:
-        """How many samples of each source are among the first `samples` of the run; `samples` is at least `begun`."""
+        """The number of samples of each source among the first `samples` of the run; `samples` is at least `begun`."""
         shares = self._mixture.shares(samples - self.begun)
         return [first + share for first, share in zip(self.firsts, shares, strict=True)]
 

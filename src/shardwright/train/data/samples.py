@@ -139,8 +139,8 @@ def token_shares(spans: Sequence[TokenSpan], vocab: int) -> NDArray[np.float64]:
 
 
 def token_counts(spans: Sequence[TokenSpan], vocab: int) -> NDArray[np.int64]:
-    """How often each id occurs among the learned tokens: [vocab]. Raises ValueError if an id is outside the
-    vocabulary."""
+    """The number of times that each id occurs among the learned tokens: [vocab]. Raises ValueError if an id is outside
+    the vocabulary."""
     counts = np.zeros(vocab, np.int64)
     for span in spans:
         start = 0

@@ -97,7 +97,7 @@ def _faults_of_tokens(fields: dict[str, Any]) -> list[str]:
 
 
 def _growth(step: object, name: str) -> int:
-    """How many characters a step can make of one. `name` is the field of a sequence that holds its steps."""
+    """The most characters that a step can make of one. `name` is the field of a sequence that holds its steps."""
     if not isinstance(step, dict):
         return 1
     growth = 1
@@ -114,8 +114,8 @@ def _growth(step: object, name: str) -> int:
 
 
 def _replaced(step: dict[str, Any]) -> int:
-    """How many characters a `Replace` step can make of one. A regular expression may match the empty text before each
-    character."""
+    """The most characters that a `Replace` step can make of one. A regular expression may match the empty text before
+    each character."""
     content, pattern = _length(step.get("content")), step.get("pattern")
     plain = _length(pattern.get("String")) if isinstance(pattern, dict) and "String" in pattern else 0
     return max(1, -(-content // plain)) if plain else 1 + content
@@ -133,7 +133,8 @@ def _longest_mapped(charsmap: object) -> int:
 
 
 def _repeated(step: object) -> int:
-    """How often post-processors repeat a text, or how many tokens they put around it, if these are more than a few."""
+    """The number of times that post-processors repeat a text, or of tokens that they put around it, if that is more
+    than a few."""
     if not isinstance(step, dict):
         return 1
     growth = 1

@@ -23,7 +23,7 @@ from shardwright.config.units import counted, counted_phrase
 
 
 class Course(Enum):
-    """How a run goes on after the loss and the gradient of a step are known. If the schedule drains, all courses but
+    """The courses of a run after the loss and the gradient of a step are known. If the schedule drains, all courses but
     GO_ON skip the update of the step."""
 
     GO_ON = "go on"
