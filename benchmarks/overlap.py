@@ -131,7 +131,7 @@ class Contest:
     def step(self, program: Program, noted: list[dict[Action, Spent]]) -> list[Tensor]:
         """Forward and backward of a batch; the losses, and in `noted` what it took."""
         for shards in self.replica.shards.values():
-            shards.zero()
+            shards.clear_gradients()
         self.executor.spent = {}
         self.mesh.ledger.clear()
         begin_s = time.process_time()

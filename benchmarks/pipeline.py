@@ -66,7 +66,7 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
 
     def our_step() -> list[Tensor]:
         for shards in replica.shards.values():
-            shards.zero()
+            shards.clear_gradients()
         parts = microbatches(tokens_BS, job.plan.microbatch_size)
         losses = replica.executor.run(replica.program, parts, lambda _: None)  # no optimizer step here
         return [losses[i] for i in sorted(losses)]

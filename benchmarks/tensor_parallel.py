@@ -159,7 +159,7 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
         return reference(inputs[reference])
 
     def our_pass() -> Tensor:
-        shards.zero()
+        shards.clear_gradients()
         inputs[own].grad = None
         y = our_forward()
         y.backward(dy_SBH)

@@ -181,7 +181,7 @@ def losses_and_gradients(mesh: Mesh, job: JobSpec) -> list[tuple[list[str], list
     outcomes = []
     for program in (replica.program, split_pairs(replica.program)):
         for shards in replica.shards.values():
-            shards.zero()
+            shards.clear_gradients()
         losses = replica.executor.run(program, tokens, lambda _: replica.finish_gradients())
         parameters = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
         bits = [losses[i] for i in sorted(losses)] + [p.gradient.clone() for p in parameters]

@@ -127,7 +127,7 @@ def bits_of_pairs(mesh: Mesh, job: JobSpec) -> list[list[torch.Tensor]]:
     results = []
     for program in (replica.program, split_pairs(replica.program)):
         for shards in replica.shards.values():
-            shards.zero()
+            shards.clear_gradients()
         losses = replica.executor.run(program, tokens, lambda _: replica.finish_gradients())
         parameters = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
         results.append([losses[i] for i in sorted(losses)] + [p.gradient.clone() for p in parameters])

@@ -209,8 +209,8 @@ class LostUnlessGathered:
         self._shards = [p.detach().clone() for p in self._parameters]
         self._wipe()
 
-    def zero(self) -> None:
-        self._whole.zero()
+    def clear_gradients(self) -> None:
+        self._whole.clear_gradients()
 
     def reduce_late(self) -> None:
         self._whole.reduce_late()

@@ -97,7 +97,7 @@ def backward(stage: ToldStage, gathers: bool = False) -> None:
 def test_stage_3_by_layer() -> None:
     """The next layer's values come while one computes, and the last one's stay between forward and backward."""
     stage, answer, _ = stage_of(zero=3)
-    stage.zero()
+    stage.clear_gradients()
     for unit in stage.units:
         stage.begin_forward(unit.name)
         answer.append(f"F {unit.name}")
@@ -217,7 +217,7 @@ def test_every_step(
     stage, answer, pool = stage_of(zero, num_units, *number_bytes)
     for _ in range(2):
         answer.clear()
-        stage.zero()
+        stage.clear_gradients()
         for microbatch in range(microbatches):
             is_last = microbatch == microbatches - 1
             reduces = is_last or (reduces_each and zero >= 2)

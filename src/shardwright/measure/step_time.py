@@ -187,6 +187,6 @@ def _time_update(replica: Replica) -> float:
         replica.gradient_norm()
         for shards in replica.shards.values():
             shards.update(1.0, 1e-4)
-            shards.zero()
+            shards.clear_gradients()
 
     return _timed(update, replica.mesh)

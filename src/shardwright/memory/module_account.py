@@ -119,7 +119,7 @@ class _SizedModule(StageEvents[SizedUnit]):
             unit.release()
         self.wait()
         self.update(1.0, 0.0)
-        self.zero()
+        self.clear_gradients()
 
     def _arrive(self, name: str) -> None:
         for unit in self._units_in[name]:

@@ -231,7 +231,7 @@ class _Replay:
             stage.reduce_late()
         for stage in stages:
             stage.update(1.0, 0.0)
-            stage.zero()
+            stage.clear_gradients()
 
     def _compute(self, place: int, kind: Kind, keeps_graph: bool) -> None:
         stage, number = self._stages[place], self._numbers[place]

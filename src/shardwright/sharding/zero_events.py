@@ -166,7 +166,7 @@ class UnitEvents(ABC, Generic[Memory]):
             self._gradients = None
         self._has_sum = True
 
-    def zero(self) -> None:
+    def clear_gradients(self) -> None:
         """Begin a step: there are no gradients yet."""
         self._has_sum = False
 
@@ -250,10 +250,10 @@ class StageEvents(ABC, Generic[Unit]):
 
     # Gradients.
 
-    def zero(self) -> None:
+    def clear_gradients(self) -> None:
         """Begin a step."""
         for unit in self.units:
-            unit.zero()
+            unit.clear_gradients()
 
     def arm(self, is_last: bool, is_split: bool) -> None:
         """Reduce each unit as soon as its gradients are complete: the next backward is the last before a reduction. If

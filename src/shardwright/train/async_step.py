@@ -93,7 +93,7 @@ def train_stream(
         return loss_factors(job, mean, batches.shares(microbatch // per_batch))
 
     for shards in replica.shards.values():
-        shards.zero()
+        shards.clear_gradients()
     num_batches = program.num_microbatches // per_batch
     samples = numbered_microbatches(job, replica.mesh, first_step, num_batches, loss_factor=mean)
     losses = replica.executor.run(program, batches, update, samples, factors)
@@ -130,4 +130,4 @@ def _update(replica: Replica, stage: int, rate: float | None) -> None:
     replica.weight_stashes[stage].before_update()
     if rate is not None:
         shards.update(1.0, rate)
-    shards.zero()
+    shards.clear_gradients()

@@ -217,7 +217,7 @@ def run_step(
     job = replica.job.at_step(step)
     scale = replica.loss_scale.value if replica.loss_scale is not None else 1.0
     for shards in replica.shards.values():
-        shards.zero()
+        shards.clear_gradients()
     # Gradients are summed over microbatches and replicas, each of a mean over tokens.
     mean = 1.0 / (job.num_microbatches * job.plan.replicas)
     tokens = microbatches(tokens_BS, job.plan.microbatch_size)

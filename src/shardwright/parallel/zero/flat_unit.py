@@ -241,9 +241,9 @@ class FlatUnit(UnitEvents[Tensor]):
     def _open_gradients(self, gradients: Loan[Tensor]) -> None:
         self._accumulate_in(lent(gradients, self.layout.size, self.sharding.gradients))
 
-    def zero(self) -> None:
+    def clear_gradients(self) -> None:
         """Begin a step: there are no gradients yet."""
-        super().zero()
+        super().clear_gradients()
         for parameter in self.parameters:
             parameter.has_gradient = False
 

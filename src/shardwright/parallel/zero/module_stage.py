@@ -88,7 +88,7 @@ class ModuleStage(ShardedStage):
         self._is_going_back.clear()
         self._num_calls.clear()
         self._release_all()
-        self.zero()
+        self.clear_gradients()
 
     # The forward.
 
