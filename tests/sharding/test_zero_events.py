@@ -274,7 +274,7 @@ def test_players_decide_nothing(events: type, player: type) -> None:
         if inspect.isfunction(method) and not getattr(method, "__isabstractmethod__", False) and name != "__init__"
     }
     overridden = deciding & set(vars(player))
-    assert overridden <= {"zero"}, f"{player.__name__} says again when {sorted(overridden)} happens"
+    assert overridden <= {"clear_gradients"}, f"{player.__name__} says again when {sorted(overridden)} happens"
 
 
 def test_nothing_else_borrows_or_counts_reductions() -> None:
