@@ -208,6 +208,7 @@ def optimizer(notes: str) -> str:
 
 _SHARD_GROUP = (
     r"zero1=(\d+)|FSDP group (\d+), replicated across (?!1 )|FSDP over (\d+), replicated|HSDP over nodes of (\d+)"
+    r"|HSDP: sharded over the (\d+)"
 )
 
 
@@ -221,7 +222,7 @@ def numbers_of_notes(notes: str, devices_per_node: str) -> dict[str, str]:
         ("head_dim", r"head_dim (\d+)"),
         ("expert_tp", expert_tp),
         ("shard_group", _SHARD_GROUP),
-        ("recompute_layers", r"only (\d+) of \d+ layers"),
+        ("recompute_layers", r"(?:\bonly |recomput[^;]{0,60}?)\(?(\d+) of (?:the )?\d+(?: layers|\))"),
     ):
         if match := re.search(pattern, notes):
             facts[name] = next(filter(None, match.groups()))

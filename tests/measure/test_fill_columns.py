@@ -128,6 +128,33 @@ def test_what_ran_out_of_memory(notes: str, measured: str, oom: str) -> None:
     assert filled({"notes": notes, "step_time_s": measured}).get("oom", "") == oom
 
 
+@pytest.mark.parametrize(
+    ("notes", "layers"),
+    [
+        ("only 8 of 32 layers", "8"),
+        ("1 layer recomputed fully in each virtual stage (32 of 61); DeepEP", "32"),
+        ("tuned layout and full recompute of 9 of 61 layers: 0,1,2", "9"),
+        ("full recompute; mean of steps 5 of 20", ""),
+    ],
+)
+def test_layers_that_are_recomputed(notes: str, layers: str) -> None:
+    assert filled({"notes": notes, "recompute": "full"})["recompute_layers"] == layers
+
+
+@pytest.mark.parametrize(
+    ("source", "software"),
+    [
+        ("PrimeIntellect-ai/prime-rl benchmarks/baselines", "fsdp"),
+        ("prime-rl configs/benchmark; torchtitan 9e159aed7", "torchtitan"),
+        ("own trainer on transformers 4.49", "transformers"),
+        ("karpathy/nanochat @92d63d4e", "nanogpt"),
+        ("own PyTorch script", "torch"),
+    ],
+)
+def test_programs_of_peoples_own(source: str, software: str) -> None:
+    assert filled({"source": source})["software"].partition("@")[0] == software
+
+
 def test_a_table_of_plans_that_ran_out_is_judged(tmp_path: Path) -> None:
     """In the old format, where notes alone say so."""
     table, result = tmp_path / "old.csv", tmp_path / "filled.csv"
