@@ -9,7 +9,7 @@ import torch
 from shardwright.config.data import DataSpec
 from shardwright.config.load import make_job
 from shardwright.config.model import ModelSpec
-from shardwright.parallel.context.document_mask import counts, document_numbers, without_marks
+from shardwright.parallel.context.document_mask import document_numbers, without_marks
 from shardwright.sharding.token_marks import UNCOUNTED
 from shardwright.train.data.prepare import TokenFiles, prepare_tokens
 
@@ -75,8 +75,8 @@ def test_marks_tell_who_is_where_and_what_counts() -> None:
     marked = torch.tensor([[3, 4, -1, 5, -7], [-1, 1, 2, UNCOUNTED + 3, 4]])
     assert without_marks(marked).tolist() == [[3, 4, 0, 5, 6], [0, 1, 2, 3, 4]]
     assert document_numbers(marked).tolist() == [[0, 0, 1, 1, 2], [1, 1, 1, 1, 1]]
-    assert counts(marked, 1).tolist() == [[True, False, True, False], [True, True, False, True]]
-    assert counts(marked, 2).tolist() == [[False, False, False], [True, False, True]]
+    assert has_target(marked, 1).tolist() == [[True, False, True, False], [True, True, False, True]]
+    assert has_target(marked, 2).tolist() == [[False, False, False], [True, False, True]]
 
 
 def test_default_marks_nothing(tmp_path: Path) -> None:

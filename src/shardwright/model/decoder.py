@@ -30,9 +30,9 @@ from shardwright.model.recomputed_block import make_block
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.context.document_mask import (
     chunk_numbers,
-    counts,
     document_numbers,
     document_positions,
+    has_target,
 )
 from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.parallel.recompute.offload import Convoy, HostPool
@@ -56,9 +56,10 @@ class StageSpan:
 
 def stage_span(plan: PlanSpec, layers: int, stage: int) -> StageSpan:
     """The span of one stage of a plan."""
-    counts = plan.stage_layers(layers)
-    start = sum(counts[:stage])
-    return StageSpan(stage, start, start + counts[stage], stage == 0, is_last=stage == len(counts) - 1)
+    layers_per_stage = plan.stage_layers(layers)
+    start = sum(layers_per_stage[:stage])
+    end = start + layers_per_stage[stage]
+    return StageSpan(stage, start, end, is_first=stage == 0, is_last=stage == len(layers_per_stage) - 1)
 
 
 class Passage(Protocol):
@@ -276,7 +277,7 @@ class DecoderStage(nn.Module):
         x_sBH = self.norm(x_sBH)
         if targets_BS is None:
             return x_sBH
-        skipped_BS = None if marked_BT is None else ~counts(marked_BT, 1)
+        skipped_BS = None if marked_BT is None else ~has_target(marked_BT, 1)
         if not further_sBH:
             return self.microbatch_loss(x_sBH, targets_BS, skipped_BS)
         memory = torch.zeros(1 + len(further_sBH), device=x_sBH.device)

@@ -26,7 +26,7 @@ from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.norm import Norm
 from shardwright.model.position_tables import pick
 from shardwright.model.recomputed_block import make_block
-from shardwright.parallel.context.document_mask import counts
+from shardwright.parallel.context.document_mask import has_target
 from shardwright.parallel.tensor.linear import LayerSharding, ReplicatedLinear
 from shardwright.parallel.tensor.parameter import PlacedParameter
 
@@ -72,7 +72,7 @@ def skipped_targets(ids_BS: Tensor, marked_BT: Tensor | None, distance: int) -> 
     """A mask of the positions whose target, `distance` after the next token, has no loss, [B, S]: the target is past
     the end of the sequence, in another document, or marked as one that does not count."""
     if marked_BT is not None:
-        return functional.pad(~counts(marked_BT, distance + 1), (0, distance), value=True)
+        return functional.pad(~has_target(marked_BT, distance + 1), (0, distance), value=True)
     skipped_BS = torch.zeros_like(ids_BS, dtype=torch.bool)
     skipped_BS[:, ids_BS.shape[1] - distance :] = True
     return skipped_BS

@@ -15,7 +15,7 @@ from torch import Tensor
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
-from shardwright.parallel.context.document_mask import counts
+from shardwright.parallel.context.document_mask import has_target
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.manifest import MeasuredLoss
 from shardwright.train.data.batch_reader import BatchReader
@@ -148,7 +148,7 @@ def _sum_and_count(replica: Replica, tokens_BT: Tensor, weights: list[float]) ->
     total_2 = torch.zeros(2, dtype=torch.float64, device=tokens_BT.device)
     for index, loss in sorted(microbatch_losses(replica, parts).items()):
         inputs_BS = parts[index][:, :-1]
-        num_counted = counts(parts[index], 1).sum() if job.data.separate_documents else inputs_BS.numel()
+        num_counted = has_target(parts[index], 1).sum() if job.data.separate_documents else inputs_BS.numel()
         # The loss is a mean over the positions of this rank; all cp ranks count the same targets.
         total_2[0] += loss.double() * (inputs_BS.numel() / job.plan.cp * weights[index])
         total_2[1] += num_counted * (weights[index] / job.plan.cp)

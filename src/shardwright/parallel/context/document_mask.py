@@ -58,7 +58,7 @@ def chunk_numbers(positions_BS: Tensor, size: int) -> Tensor:
     return (positions_BS % size == 0).cumsum(dim=1, dtype=torch.int32)
 
 
-def counts(tokens_BT: Tensor, distance: int) -> Tensor:
+def has_target(tokens_BT: Tensor, distance: int) -> Tensor:
     """For each position, True if the token at `distance` after it has a loss: it is in the same document, and not
     marked as one without a loss. [B, T - distance].
 
@@ -81,7 +81,7 @@ def shares_that_count(tokens_BT: Tensor, replicas: Axis, num_further: int, with_
     Losses of targets that do not count are 0. A mean over all positions, divided by the share, is a mean over the
     positions that count, however these are distributed over ranks and microbatches. A share is 0 if no position counts.
     """
-    numbers = [counts(tokens_BT, distance + 1).sum() for distance in range(1 + num_further)]
+    numbers = [has_target(tokens_BT, distance + 1).sum() for distance in range(1 + num_further)]
     if with_real:
         numbers.append(is_real(tokens_BT[:, :-1]).sum())
     totals = all_reduce(torch.stack(numbers), replicas)

@@ -116,9 +116,12 @@ def kind_faults(module: object) -> list[str]:
     if isinstance(module, nn.Module):
         return []
     if isinstance(module, type):
-        made = f"{module.__name__}()"
         return [
-            say("the class {name} is given, and an nn.Module is wanted; make one, {made}", name=made[:-2], made=made)
+            say(
+                "the class {name} is given, and an nn.Module is wanted; make one, {made}",
+                name=module.__name__,
+                made=f"{module.__name__}()",
+            )
         ]
     kind = type(module).__name__
     return [say("a value of type {kind} is given, and an nn.Module is wanted; give the module itself", kind=kind)]

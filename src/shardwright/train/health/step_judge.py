@@ -165,7 +165,7 @@ class StepJudge:
         self._learning_rate = learning_rate
         self._scales_loss = scales_loss
         self._band = LossBand(health.spike_window, health.spike_deviations)
-        self._num_bad_in_a_row = 0  # steps skipped or undone since the last good step
+        self._num_skips_in_a_row = 0  # steps skipped or undone since the last good step
         self._last_bad = -1
         self._undone: set[int] = set()  # steps that a rewind has undone
         self.counts = StepCounts()
@@ -184,7 +184,7 @@ class StepJudge:
         if decision.cause == "spike":
             self.counts.spikes += 1
         if decision.course is Course.GO_ON and step >= self._last_bad:
-            self._num_bad_in_a_row = 0
+            self._num_skips_in_a_row = 0
         if decision.course is Course.GO_ON or decision.cause == "spike":
             self._band.add(loss)
         return decision
@@ -209,7 +209,7 @@ class StepJudge:
         """The state for a checkpoint."""
         return {
             "band": self._band.state_dict(),
-            "num_skips_in_a_row": self._num_bad_in_a_row,
+            "num_skips_in_a_row": self._num_skips_in_a_row,
             "last_bad": self._last_bad,
             "undone": sorted(self._undone),
             "counts": asdict(self.counts),
@@ -219,7 +219,7 @@ class StepJudge:
         """Load the state of a checkpoint. Undone steps stay known, and so do counts that are higher here: a rewind does
         not forget them."""
         self._band.load_state_dict(state["band"])
-        self._num_bad_in_a_row = max(self._num_bad_in_a_row, int(state["num_skips_in_a_row"]))
+        self._num_skips_in_a_row = max(self._num_skips_in_a_row, int(state["num_skips_in_a_row"]))
         self._last_bad = max(self._last_bad, int(state.get("last_bad", -1)))
         self._undone |= {int(step) for step in state["undone"]}
         stored = state["counts"]
@@ -275,10 +275,10 @@ class StepJudge:
     def _bounded(self, decision: Decision, step: int, event: str) -> Decision:
         """The decision to skip or undo a step, or to stop after too many in a row. Good steps that are repeated after a
         rewind do not count until the run has passed the last bad step."""
-        self._num_bad_in_a_row += 1
+        self._num_skips_in_a_row += 1
         self._last_bad = max(self._last_bad, step)
         most_skips = self._health.most_skips
-        if self._num_bad_in_a_row > most_skips:
+        if self._num_skips_in_a_row > most_skips:
             sentence = say(
                 "{event}; {times} in a row before it a step was left out or undone, and health.most_skips is "
                 "{most_skips}: {way_out}",
