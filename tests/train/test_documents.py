@@ -9,7 +9,7 @@ import torch
 from shardwright.config.data import DataSpec
 from shardwright.config.load import make_job
 from shardwright.config.model import ModelSpec
-from shardwright.parallel.context.document_mask import document_numbers, without_marks
+from shardwright.parallel.context.document_mask import document_numbers, has_target, without_marks
 from shardwright.sharding.token_marks import UNCOUNTED
 from shardwright.train.data.prepare import TokenFiles, prepare_tokens
 
