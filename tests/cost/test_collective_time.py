@@ -11,12 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.config import catalog
+from shardwright.config.cluster import DeviceSpec
 from shardwright.config.load import make_job
+from shardwright.config.measured_table import MeasuredTable
 from shardwright.config.network_facts import NETWORKS
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import Rates, rates_of, shipped
-from shardwright.cost.collective_time import all_to_all_s, message_s, nccl_switched_trees_s, ring_pass_s, ring_s
+from shardwright.cost.collective_time import (
+    all_to_all_s,
+    message_s,
+    nccl_ring_s,
+    nccl_switched_trees_s,
+    ring_pass_s,
+    ring_s,
+)
 from shardwright.cost.from_job import run_of
+from shardwright.cost.measured_time import measured_device
 from shardwright.cost.topology import Group, group_of, reach_of_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -142,3 +152,32 @@ def test_a_message_and_a_ring_of_keys_have_the_latency_of_the_links_that_they_cr
     assert ring_pass_s(rates, nodes, 8.0) - ring_pass_s(rates, node, 8.0) == pytest.approx(
         7 * (NETWORKS["efa"].step_s - rates.link_latency_s), rel=1e-3
     )
+
+
+def test_each_round_of_a_ring_of_keys_has_the_latency_of_its_hops() -> None:
+    rates, nodes = rates_with(network="efa"), Group(8, 1)
+    one, two = (float(ring_pass_s(rates, nodes, 1e-6, rounds)) for rounds in (1, 2))
+    assert two == pytest.approx(2 * one, rel=1e-6)  # so few bytes take no time
+    assert float(ring_pass_s(rates, nodes, 1e12, 2)) == pytest.approx(float(ring_pass_s(rates, nodes, 1e12)), rel=1e-3)
+
+
+def test_a_ring_between_two_ranks_is_one_hop() -> None:
+    """One rank a node: with n ranks a part takes n - 1 of the ring's hops, all of them over the network."""
+    rates = rates_with(network="efa")
+    two, four = (float(nccl_ring_s(rates, Group(n, 1), 1e-9, rounds=1)) - rates.collective_s for n in (2, 4))
+    assert four == pytest.approx(3 * two) == pytest.approx(3 * rates.network_latency_s)
+
+
+@pytest.mark.parametrize(("kind", "rounds", "scatters"), [("all_gather", 1, False), ("all_reduce", 2, False)])
+@pytest.mark.parametrize("number", ["float32", "bf16"])
+def test_one_measured_collective_leaves_the_others_computed(
+    kind: str, rounds: int, scatters: bool, number: str
+) -> None:
+    """A device's file may have the table of one collective alone, and in one number type."""
+    table = MeasuredTable(work=kind, number=number, sizes=[[2.0], [1.0, 1e9]], seconds=[1e-9, 1.0])
+    measured = measured_device(DeviceSpec(name="mine", memory_gib=1.0, measured=[table]))
+    computed = replace(rates_with(network="efa"), number="bf16")
+    rates, pair = replace(computed, measured=measured), Group(2, 2)
+    assert float(ring_s(rates, pair, 1e6, rounds, scatters)) == pytest.approx(1e-3)
+    other = 3 - rounds
+    assert float(ring_s(rates, pair, 1e6, other, True)) == float(ring_s(computed, pair, 1e6, other, True))

@@ -15,6 +15,7 @@ from shardwright.cost.calibration import rates_of, shipped
 from shardwright.cost.collective_time import all_to_all_s
 from shardwright.cost.expert_load import fullest_load, spread_by_bias
 from shardwright.cost.group_links import Groups
+from shardwright.cost.stage_time import Costing
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.simulate.closed_form import step_time
 
@@ -135,3 +136,15 @@ def test_a_step_waits_for_the_fullest_rank() -> None:
     assert seconds("balanced") / seconds("forced") == pytest.approx(30.28955 / 24.7138, abs=0.04)
     assert seconds("free") > 1.5 * seconds("forced")
     assert seconds("forced") < seconds("biased") < 1.1 * seconds("forced")
+
+
+def test_shared_experts_do_not_wait_for_the_fullest_rank() -> None:
+    """All tokens meet them: their time is the same under any routing."""
+    seconds: dict[str, dict[str, float]] = {}
+    for routing in ("forced", "free"):
+        routed = replace(RUN.shape, experts=replace(MIXTURE, routing=routing, shared_ffn=768))
+        costing = Costing.of(replace(RUN, shape=routed), shipped())
+        seconds[routing] = {op.operator.name: float(op.kernels.forward) for op in costing.operators("experts")}
+    slower = {name for name, forward_s in seconds["free"].items() if forward_s > seconds["forced"][name]}
+    assert {"expert up", "expert activation", "expert down"} <= slower
+    assert not [name for name in slower if name.startswith("shared")]

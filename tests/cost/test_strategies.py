@@ -287,3 +287,10 @@ def test_float32_moves_and_keeps_twice_as_much() -> None:
     assert full[0].tensor > 1.5 * half[0].tensor
     # 4 bytes of master weights, of moments and a gradient, or 2 more of a copy.
     assert full[1].parameters + full[1].optimizer < half[1].parameters + half[1].optimizer
+
+
+def test_a_tied_table_on_two_ranks_is_summed_under_zero_3_too() -> None:
+    """The two ranks with a copy of the table sum its whole gradient before it is sharded."""
+    grid = replace(RUN.grid, dp=4, pp=2, zero=3)
+    apart, tied = (replace(RUN, grid=grid, shape=replace(LLAMA, tied=is_tied)) for is_tied in (False, True))
+    assert step_time(apart, CONSTANTS).data < step_time(tied, CONSTANTS).data

@@ -16,8 +16,10 @@ from shardwright.config.network_facts import NETWORKS
 from shardwright.cost.calibration import rates_of, shipped
 from shardwright.cost.collective_time import all_to_all_s, ring_pass_s, ring_s
 from shardwright.cost.from_job import run_of
+from shardwright.cost.group_links import Groups
 from shardwright.cost.topology import Group, group_of, reach_of_ranks
 from shardwright.layers.query import PlanGrid, Run, Topology
+from shardwright.sharding.groups import PP, SHARDS, AxisGroups, layout
 from shardwright.simulate.closed_form import step_time
 
 CONSTANTS = shipped()
@@ -156,3 +158,16 @@ def test_one_of_the_stages_below_a_switch_sends_upward() -> None:
     assert group.oversubscription_slowdown == pytest.approx(1 + 5 / 15 * (7 / 3 - 1))
     assert group.narrowest == pytest.approx(3 / 7)
     assert group_of(3, 1024, reach_of_ranks(8, topology)).oversubscription_slowdown == 1  # all in one pod
+
+
+@pytest.mark.parametrize(
+    ("pp", "tp", "dp"), [(8, 2, 1), (8, 1, 1), (4, 2, 1), (2, 4, 2), (4, 2, 4), (8, 8, 2), (2, 1, 4)]
+)
+def test_mirrored_replicas_cross_the_domains_between_the_ends(pp: int, tp: int, dp: int) -> None:
+    """DualPipe reduces over the ranks at both positions of a stage, which lie p - 1 stages apart at the ends."""
+    grid = PlanGrid(pp=pp, tp=tp, dp=dp, schedule="dualpipe", global_batch=64 * dp)
+    mirrored = AxisGroups("dp", layout(grid, SHARDS[False]), world=grid.stage_ranks * pp, pipeline=layout(grid, PP))
+    domains = max(len({rank // RUN.devices_per_node for rank in line}) for line in mirrored.lines())
+    group = Groups(replace(RUN, grid=grid)).shard
+    assert group.size == 2 * dp == mirrored.size
+    assert group.domains == domains

@@ -8,6 +8,7 @@ import pytest
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
 from shardwright.config.optimizer import OptimizerSpec
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.memory.job_memory import job_memory
@@ -119,3 +120,21 @@ def test_updates_of_matrices_are_near_the_account(gradients: str) -> None:
         plan = job.model_copy(update={"plan": job.plan.model_copy(update=update)})
         for exact, result in zip(job_memory(plan), rank_memory(run_of(plan), shipped()), strict=True):
             assert float(result.total) == pytest.approx(exact.total_bytes, rel=0.05), (update, exact, result)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "stage"])
+@pytest.mark.parametrize("schedule", SCHEDULES.names)
+def test_every_schedule_is_near_the_account(schedule: str, recompute: str) -> None:
+    """The rank that needs most: within 9 % above and 4 % below."""
+    facts = SCHEDULES[schedule]
+    if schedule == "auto" or not facts.drains:  # a solver's order, and several versions of the weights
+        pytest.skip("no closed form")
+    job = job_of("llama3-8b", 1, 64)
+    update = {
+        "dp": 1, "pp": 8, "schedule": schedule, "virtual_stages": facts.stages_per_rank or 2, "recompute": recompute,
+    }  # fmt: skip
+    plan = job.plan.model_copy(update=update)
+    job = job.model_copy(update={"plan": plan, "batch": job.batch.model_copy(update={"global_batch_size": 32})})
+    exact = max(rank.total_bytes for rank in job_memory(job))
+    ratio = max(float(rank.total) for rank in rank_memory(run_of(job), shipped())) / exact
+    assert 0.96 < ratio < 1.09

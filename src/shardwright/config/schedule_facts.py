@@ -9,9 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from shardwright.config.array_math import most, where
 from shardwright.config.registry import NameOf, Registry
 
 Numbers = Any
+
+
+def waits_of_1f1b(p: Numbers, m: Numbers, v: Numbers, extra_warmup: Numbers) -> Numbers:
+    """Messages that 1F1B waits for, one after the other. There is no slack without extra warm-up forwards."""
+    return where(extra_warmup > 0, 2.0 * (p - 1), 2.0 * ((p - 1) * m / p + most(0, p - 2)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +50,16 @@ class ScheduleFacts:
       `repeated` is the formula for a step among others with no barrier between, if that is less.
       `idle_s(p, m, v, F, I, W)` computes the idle time.
     - `fills_and_drains`: the bubble is the time of a microbatch on all other ranks.
-    - `message_waits` is how a step waits for messages between stages: 0 for each that a receiver waits for, as 1F1B
-      does; 1 at the ends and at each turn of a rank's stages; 2 twice, only at the ends.
+    - `num_waits(p, m, v, extra_warmup)` is the number of messages between stages for which a step waits, one after
+      the other, if only their receivers wait for them and F = I = W.
 
     Memory:
 
     - `alive(p, rank, m, v, extra_warmup)` is the number of microbatches that a rank keeps at once, of all its layers.
     - `keeps_as_1f1b`: no rank keeps fewer than under 1F1B; `keeps_unevenly`: some of a rank's stages keep more.
-    - `waiting(p, rank, m)` is (microbatches kept, microbatches that wait only for weight gradients), when most wait.
+    - `waiting(p, rank, m)` is (microbatches kept, microbatches that wait only for weight gradients), of all its layers,
+      after the input gradient with which most wait.
+    - `num_losses(m)` is the number of microbatches whose loss waits for its backward.
     - `num_gathers(p, m, v)` is how often a rank gathers its parameters in a step under ZeRO-3, and `num_runs(p, m)` the
       number of stretches of backwards of one stage.
 
@@ -87,9 +95,10 @@ class ScheduleFacts:
     keeps_as_1f1b: bool = False
     keeps_unevenly: bool = False
     waiting: Callable[..., tuple[Numbers, Numbers]] | None = None
+    num_losses: Callable[[Numbers], Numbers] = lambda m: 1.0
     num_gathers: Callable[..., Numbers] = lambda p, m, v: 1.0
     num_runs: Callable[..., Numbers] = lambda p, m: 1.0
-    message_waits: int = 0
+    num_waits: Callable[[Numbers, Numbers, Numbers, Numbers], Numbers] = waits_of_1f1b
     complexity: int = 2
     search_place: int = 0
     not_searched: str = ""

@@ -45,14 +45,23 @@ def ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1,
 
     An empty tensor, or a group of one rank, takes no time.
     """
-    if _has_measurements(rates, "all_reduce"):
-        round_s = _measured_s(rates, group, "reduce_scatter" if scatters else "all_gather", size_bytes)
-        return np.where(rounds == 2, _measured_s(rates, group, "all_reduce", size_bytes), round_s)
-    by_ring_s = nccl_ring_s(rates, group, size_bytes, rounds)
-    by_tree_s = np.minimum(by_ring_s, nccl_trees_s(rates, group, size_bytes))
-    round_s = np.minimum(by_ring_s, nccl_aggregated_trees_s(rates, group, size_bytes))
+    kind = "reduce_scatter" if scatters else "all_gather"
+    round_s = _round_s(rates, group, size_bytes, kind)
+    seconds = np.where(np.asarray(rounds) == 2, _all_reduce_s(rates, group, size_bytes), round_s)
     is_empty = (np.asarray(size_bytes) <= 0) | (np.asarray(group.size) <= 1)
-    return np.where(is_empty, 0.0, np.where(np.asarray(rounds) == 2, by_tree_s, round_s))
+    return np.where(is_empty, 0.0, seconds)
+
+
+def _round_s(rates: Rates, group: Group, size_bytes: Numbers, kind: str) -> Numbers:
+    if _has_measurements(rates, kind):
+        return _measured_s(rates, group, kind, size_bytes)
+    return np.minimum(nccl_ring_s(rates, group, size_bytes, 1), nccl_aggregated_trees_s(rates, group, size_bytes))
+
+
+def _all_reduce_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
+    if _has_measurements(rates, "all_reduce"):
+        return _measured_s(rates, group, "all_reduce", size_bytes)
+    return np.minimum(nccl_ring_s(rates, group, size_bytes, 2), nccl_trees_s(rates, group, size_bytes))
 
 
 def nccl_ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers) -> Numbers:
@@ -63,8 +72,10 @@ def nccl_ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers
     link_s = np.where(group.inside > 1, sent_bytes / (rates.link * group.lanes), 0.0)
     network_s = np.where(domains > 1, sent_bytes / (rates.network * group.ports), 0.0)
     bytes_s = np.maximum(link_s, network_s)
-    inside_s = domains * group.steps_inside * rates.link_latency_s
-    between_s = np.where(domains > 1, domains * rates.network_latency_s, 0.0)
+    # A part of the tensor takes all hops of the ring but one, the cheapest.
+    spared = np.where(domains > 1, 1, 0)
+    inside_s = (domains * group.steps_inside - spared * (group.inside > 1)) * rates.link_latency_s
+    between_s = np.where(domains > 1, domains - (group.inside <= 1), 0) * rates.network_latency_s
     plain_s = rounds * (inside_s + between_s) + bytes_s
     small_s = rounds * (_SMALL_STEP * inside_s + between_s) + _SMALL_BYTES * bytes_s
     return rates.collective_s + np.minimum(plain_s, small_s)
@@ -140,7 +151,8 @@ def exchange_s(rates: Rates, group: Group, exchange: Exchange) -> Numbers:
 
 
 def _has_measurements(rates: Rates, kind: str) -> bool:
-    return rates.measured is not None and rates.measured.knows(kind, "float32")
+    measured = rates.measured
+    return measured is not None and any(measured.knows(kind, number) for number in (rates.number, "float32"))
 
 
 def _measured_s(rates: Rates, group: Group, kind: str, size_bytes: Numbers) -> Numbers:
@@ -198,12 +210,13 @@ def message_latency_s(rates: Rates, group: Group) -> Numbers:
     return rates.collective_s / 2 + np.where(group.domains == 1, rates.link_latency_s, rates.network_latency_s)
 
 
-def ring_pass_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
+def ring_pass_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: int = 1) -> Numbers:
     """Seconds to pass keys and values along a ring of context parallelism: (n - 1) / n of `size_bytes`, from neighbour
-    to neighbour."""
+    to neighbour, in `rounds` rounds one after the other."""
     n = group.size
     if _has_measurements(rates, "exchange"):
-        return (n - 1) * _measured_s(rates, group, "exchange", size_bytes / n)
+        return rounds * (n - 1) * _measured_s(rates, group, "exchange", size_bytes / (rounds * n))
     sent_bytes = size_bytes * (n - 1) / n
     rate = np.where(group.domains == 1, rates.link * group.lanes, rates.network * group.narrowest)
-    return np.where(sent_bytes > 0, sent_bytes / rate + (n - 1) * message_latency_s(rates, group), 0.0)
+    latency_s = rounds * (n - 1) * message_latency_s(rates, group)
+    return np.where(sent_bytes > 0, sent_bytes / rate + latency_s, 0.0)

@@ -86,8 +86,9 @@ class DataParallel:
             gather_s = beside(rates, gather_s, self.updates_s())
         if software.zero.early_overlap:
             early_s = beside(rates, early_s, (grid.num_microbatches - 1) * self.pace.total)
-        seconds = np.max(early_s + reduce_s + gather_s, axis=0) + self._tied_s()
-        return np.where((grid.zero == 3) & (num_replicas(grid) > 1), put_off_s, seconds)
+        seconds = np.max(early_s + reduce_s + gather_s, axis=0)
+        # ZeRO-3 gathers and reduces among the layers' own work, and what is put off comes after it.
+        return np.where((grid.zero == 3) & (num_replicas(grid) > 1), put_off_s, seconds) + self._tied_s()
 
     def exposed_reduce_s(self, reduce_s: Numbers, last_s: Numbers) -> Numbers:
         """Seconds for which reducing gradients outlasts the backward that makes them, from the first two of

@@ -57,6 +57,20 @@ def in_flight(schedule: str, p: Numbers, rank: Numbers, m: Numbers, v: Numbers, 
     return SCHEDULES[schedule].alive(p, rank, m, v, extra_warmup)
 
 
+def alive_microbatches(grid: PlanGrid, rank: Numbers) -> Numbers:
+    """`in_flight` of each plan's own schedule on the pipeline ranks `rank`, of shape (ranks, plans)."""
+    p, m, v, extra_warmup = grid.pp, grid.num_microbatches, grid.virtual, grid.extra_warmup
+    return grid.by_schedule(
+        lambda name, at: in_flight(name, p[at], rank[:, at], m[at], v=v[at], extra_warmup=extra_warmup[at])
+    )
+
+
+def waiting_losses(grid: PlanGrid) -> Numbers:
+    """The number of microbatches whose loss waits for its backward, on the rank with the head."""
+    m = grid.num_microbatches
+    return grid.by_schedule(lambda name, at: SCHEDULES[name].num_losses(m[at]) + 0.0 * m[at])
+
+
 def in_flight_split(schedule: str, p: Numbers, rank: Numbers, m: Numbers) -> tuple[Numbers, Numbers]:
     """(microbatches whose activations a pipeline rank keeps, microbatches that wait only for their weight gradients),
     of all its layers, at the moment when most of them wait. (0, 0) for schedules in which none waits long.

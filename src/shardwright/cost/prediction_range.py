@@ -69,8 +69,9 @@ def share_of_experts(run: Run, *, sent_s: Numbers, computed_s: Numbers, total_s:
     if shape.experts is None:
         return 0.0
     used = sum(matrix.num_elements for matrix in shape.routed_matrices) * shape.experts.topk / shape.experts.num
-    num_layers = sum(not shape.is_dense(layer) for layer in range(shape.layers))
-    return (sent_s + computed_s * 6.0 * used * num_layers / shape.flops_per_token()) / total_s
+    num_layers = sum(not shape.is_dense(layer) for layer in range(shape.layers + shape.mtp))
+    flops = 4.0 if shape.is_adapted else 6.0  # an element and token; frozen weights take no gradient
+    return (sent_s + computed_s * flops * used * num_layers / shape.flops_per_token()) / total_s
 
 
 def unsure_facts(run: Run, *, is_named: bool, fitted: Mapping[str, Sequence[str]]) -> Iterator[str]:

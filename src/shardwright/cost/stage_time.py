@@ -79,9 +79,6 @@ def _by_axis(exchanges: tuple[ExchangeTime, ...]) -> tuple[Numbers, Numbers, Num
     return exposed["tp"], exposed["cp"], exposed["ep"]
 
 
-_MLP = ("up", "activation", "down")  # parts of a layer
-
-
 def _first_of_experts(chain: Chain) -> int:
     """Index of the first operator after attention in a layer with experts."""
     return 1 + next(index for index, operator in enumerate(chain) if operator.name == "attention join")
@@ -114,7 +111,7 @@ class Costing:
         """Seconds of a collective of an operator by itself."""
         rates, group = self.rates, getattr(self.groups, exchange.axis)
         if exchange.kind == "ring":
-            return ring_pass_s(rates, group, exchange.size)
+            return ring_pass_s(rates, group, exchange.size, exchange.rounds)
         if exchange.axis == "ep" and exchange.kind == "all_to_all":
             copies, rank_copies = self._copies_of_tokens(group)
             is_pipelined = self.software.expert_pipelined
@@ -170,7 +167,7 @@ class Costing:
         beside_s = [t.weight_grad for t in (*times[1:], times[-1])]
         weights_s = [t.weight_grad if o.products else s for o, t, s in zip(chain, times, beside_s, strict=True)]
         for operator, t, weight_s in zip(chain, times, weights_s, strict=True):
-            imbalance = self._imbalance if has_experts(kind) and operator.recompute_unit in _MLP else 1.0
+            imbalance = self._imbalance if operator.layer_operator.is_of_routed_experts else 1.0
             placed = t.in_backward() if operator.in_backward else t
             ahead = self._exposed(operator.forward, placed.forward)
             behind = self._exposed(operator.backward, placed.input_grad + placed.weight_grad, weight_s)

@@ -108,14 +108,13 @@ def reach_of_ranks(domain: int, topology: Topology = _FLAT) -> Reach:
 
 def reach_in_stage(plan: Degrees, domain: int, topology: Topology = _FLAT, mirrors: Numbers = 1) -> Reach:
     """The reach of links if places count the ranks of a stage."""
-    if np.all(plan.block == plan.stage_ranks):
+    are_neighbours = (plan.block == plan.stage_ranks) & (mirrors == 1)
+    if np.all(are_neighbours):
         return reach_of_ranks(domain, topology)
     levels = tuple((of_stage(plan, devices, mirrors), share) for devices, share in topology.levels)
     domain_in_stage = of_stage(plan, domain, mirrors)
     pitch = plan.block * plan.pp
-    return Reach(
-        domain_in_stage, levels, topology.torus, np.where(plan.block == plan.stage_ranks, pitch, plan.block), pitch
-    )
+    return Reach(domain_in_stage, levels, topology.torus, np.where(are_neighbours, pitch, plan.block), pitch)
 
 
 def group_of(size: Numbers, stride: Numbers, reach: Reach) -> Group:

@@ -67,6 +67,11 @@ class LayerOperator:
     gives: LayerTensor
     products: tuple[WeightProduct, ...] = ()
 
+    @property
+    def is_of_routed_experts(self) -> bool:
+        """True if it has a row for each token that chose an expert of the rank: the MLP of routed experts."""
+        return self.gives in (EXPERT_MLP.up, EXPERT_MLP.inner, EXPERT_MLP.product_out)
+
 
 Operators = tuple[LayerOperator, ...]
 # Units that our runtime recomputes under any policy: they cost little compute and would store a large tensor.

@@ -70,6 +70,7 @@ def shard_columns(grid: PlanGrid) -> tuple[Array, ...]:
         is_sharded * (1 + grid.zero_ranks),
         grid.offload_parameters.astype(np.int64),
         is_sharded * grid.num_copies,
+        is_sharded * (grid.num_copies > 1) * grid.pp,
         *((is_sharded * grid.order_number, is_sharded * (grid.order_number > 0) * grid.pp) if has_orders else ()),
     )
 

@@ -146,7 +146,8 @@ def _numbered(kinds: tuple[LayerKind, ...]) -> tuple[int, ...]:
 class PipelineRanks:
     """Ranks of pipelines as arrays of shape (ranks, plans): numbers of layers by kind, of embeddings and of heads.
 
-    `are_tables_apart` is True for a plan if its embedding and head are on different ranks.
+    `are_tables_apart` is True for a plan if its embedding and head are on different ranks. `stand_for_others`: a rank
+    is the first of all ranks of its pipeline with the same contents, and those are not here.
     """
 
     kinds: tuple[LayerKind, ...]
@@ -155,6 +156,7 @@ class PipelineRanks:
     embedding: Array
     head: Array
     are_tables_apart: Array
+    stand_for_others: bool = True
 
     @classmethod
     def of(cls, kinds: tuple[LayerKind, ...], pipelines: list[list[StageContents]], which: Array) -> "PipelineRanks":
@@ -269,4 +271,5 @@ def all_ranks(shape: ModelShape, grid: PlanGrid) -> PipelineRanks:
         is_vee=grid.is_vee,
         mtp=shape.mtp,
     )
-    return PipelineRanks.of(kinds, [held_by_rank(kinds, pipeline)], np.zeros(1, np.int64))
+    ranks = PipelineRanks.of(kinds, [held_by_rank(kinds, pipeline)], np.zeros(1, np.int64))
+    return replace(ranks, stand_for_others=False)

@@ -121,8 +121,9 @@ class StageLayers:
         """Bytes of the layers of each rank, from those of one layer of each kind."""
         software, grid, residual = software_under(run), run.grid, microbatch.residual
         kept: Numbers = software.stage_kept * residual
+        num_stages = grid.virtual * grid.num_copies  # of a rank
         if any(policy == "stage" for _, policy in ranks.kinds):  # the input of each stage
-            kept = kept + grid.element_bytes * residual * grid.virtual
+            kept = kept + grid.element_bytes * residual * num_stages
         blocks = []
         zero = np.zeros(len(residual))
         offloaded, working, stage_recomputed, num_layers, largest = zero, zero, zero, zero, zero
@@ -132,7 +133,7 @@ class StageLayers:
             in_turn = layer.in_turn * (count > 0)
             if policy not in ONE_BY_ONE:  # a layer or a stage keeps all while it is recomputed
                 recomputed = np.where(count > 0, layer.all_kept - layer.kept, 0.0)
-                of_stage = recomputed * count / grid.virtual if policy == "stage" else 0.0
+                of_stage = recomputed * count / num_stages if policy == "stage" else 0.0
                 stage_recomputed = stage_recomputed + of_stage
                 in_turn = in_turn + (recomputed if policy != "stage" else 0.0)
             working = np.maximum(working, in_turn)

@@ -19,7 +19,7 @@ from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import sums_by_run
 from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, Policy
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.cost.pipeline_bubble import in_flight, in_flight_split
+from shardwright.cost.pipeline_bubble import alive_microbatches, in_flight_split, waiting_losses
 from shardwright.layers.arrays import Array, Numbers, distinct
 from shardwright.layers.layer_tensors import BLOCK
 from shardwright.layers.memo import Memo, layer_words
@@ -172,33 +172,39 @@ def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Number
     grid = run.grid
     rows_of_kinds, rows_of_ends = _account(run, ranks.kinds, memo)
     stage_input, embedding, document_numbers, head, head_work, mtp_kept, mtp_deferred, mtp_input = rows_of_ends
-    kept: Numbers = ranks.embedding * embedding + document_numbers * grid.virtual + ranks.head * mtp_kept
+    num_stages = grid.virtual * grid.num_copies  # of a rank
+    kept: Numbers = ranks.embedding * embedding + document_numbers * num_stages + ranks.head * mtp_kept
     in_turn, offloaded, stage_recomputed = 0.0 * kept, 0.0 * kept, 0.0 * kept
-    deferred = ranks.head * mtp_deferred + in_turn
+    deferred, of_layer = ranks.head * mtp_deferred + in_turn, in_turn
     for (_, policy), num_layers, rows_of_kind in zip(ranks.kinds, ranks.layers, rows_of_kinds, strict=True):
         kind_kept, kind_recomputed, kind_deferred, kind_working = rows_of_kind
         deferred = deferred + num_layers * kind_deferred
+        of_layer = np.maximum(of_layer, kind_deferred * (num_layers > 0))
         in_turn = np.maximum(in_turn, (kind_recomputed + kind_working) * (num_layers > 0))
         if policy == "stage":
-            stage_recomputed = stage_recomputed + kind_kept * num_layers / grid.virtual
+            stage_recomputed = stage_recomputed + kind_kept * num_layers / num_stages
         else:
             kept = kept + num_layers * kind_kept
             if policy == "full":  # inputs but the stage's own wait on the host, and two are here in their turn
                 offloaded = offloaded + num_layers * kind_kept * grid.offload_activations
                 in_turn = in_turn + 2 * kind_kept * grid.offload_activations
-    offloaded = np.maximum(0.0, offloaded - stage_input * (grid.virtual * grid.num_copies - ranks.embedding))
+    offloaded = np.maximum(0.0, offloaded - stage_input * (num_stages - ranks.embedding))
     if any(policy == "stage" for _, policy in ranks.kinds):
-        kept = kept + stage_input * grid.virtual
-    p, m, v, extra_warmup = grid.pp, grid.num_microbatches, grid.virtual, grid.extra_warmup
-    alive = grid.by_schedule(
-        lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra_warmup[at])
-    )
-    split = grid.by_schedule(
+        kept = kept + stage_input * num_stages
+        # The last stage is not recomputed. In a pair its microbatch is beside the one that is recomputed.
+        stage_recomputed = stage_recomputed * (1 + ranks.head * grid.of_schedules(lambda facts: facts.pairs))
+    p, m, alive = grid.pp, grid.num_microbatches, alive_microbatches(grid, ranks.rank)
+    kept_then, waiting = grid.by_schedule(
         lambda name, at: np.stack(in_flight_split(name, p[at], _on_which_most_wait(name, ranks, p, at), m[at]))
     )
-    on_device = kept - offloaded
-    layers_kept = np.maximum(on_device * alive * _unevenness(run), on_device * split[0] + deferred * split[1])
-    activations = layers_kept + stage_recomputed + ranks.head * head
+    on_device, of_stage = kept - offloaded, 1 / num_stages
+    # Begin and end of the input gradient with which most wait. In its turn a layer does not wait itself.
+    at_begin = on_device * (kept_then + of_stage) + deferred * (waiting - of_stage) + stage_recomputed
+    at_end = on_device * kept_then + deferred * waiting - np.minimum(of_layer, in_turn)
+    with_most_alive = on_device * alive * _unevenness(run) + stage_recomputed
+    splits = waiting > 0
+    activations = np.maximum(with_most_alive, splits * np.maximum(at_begin, at_end))
+    activations = activations + ranks.head * head * waiting_losses(grid)
     working = np.maximum(in_turn - ranks.head * (head - mtp_input), ranks.head * head_work)
     return activations, np.maximum(0.0, working), offloaded * alive, _MESSAGES * stage_input * (p > 1)
 
@@ -226,6 +232,8 @@ def _unevenness(run: Run) -> Numbers:
 def _on_which_most_wait(schedule: str, ranks: PipelineRanks, p: Array, at: Any) -> Array:
     """Among pipeline ranks with the same contents, the rank on which most microbatches wait for their weight gradients:
     the last of them, or the middle one for DualPipe."""
+    if not ranks.stand_for_others:
+        return ranks.rank[:, at]
     rank, is_first, is_last = ranks.rank[:, at], ranks.embedding[:, at] > 0, ranks.head[:, at] > 0
     facts = SCHEDULES[schedule]
     if facts.num_copies > 1:

@@ -20,7 +20,7 @@ from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import MIB
 from shardwright.cost.calibration import Constants, device_constant, device_of, software_under
 from shardwright.cost.communicators import rooms_bytes
-from shardwright.cost.pipeline_bubble import in_flight
+from shardwright.cost.pipeline_bubble import alive_microbatches, waiting_losses
 from shardwright.cost.update_time import held_by_matrix, scratch_bytes
 from shardwright.layers.arrays import Array, Numbers, entries, only, picked
 from shardwright.layers.layer_tensors import FLOAT32
@@ -118,12 +118,10 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         sizes = common + shape.table_elements * ranks.embedding * (1 - 1 / grid.tp), routed
     microbatch = MicrobatchBytes.of(run, ranks, memo)
     layers = StageLayers.of(run, ranks, microbatch)
-    p, m, v, extra_warmup = grid.pp, grid.num_microbatches, grid.virtual, grid.extra_warmup
-    alive = grid.by_schedule(
-        lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra_warmup[at])
-    )
-    alive = np.where(p == 1, 1.0, alive)  # without a pipeline other software has no schedule
-    activations = (layers.kept - layers.offloaded) * alive + ranks.head * microbatch.head
+    # Without a pipeline other software has no schedule.
+    alive = np.where(grid.pp == 1, 1.0, alive_microbatches(grid, ranks.rank))
+    num_losses = np.where(grid.pp == 1, 1.0, waiting_losses(grid))
+    activations = (layers.kept - layers.offloaded) * alive + ranks.head * microbatch.head * num_losses
     layer_bytes, loss_bytes = layers.in_turn, ranks.head * microbatch.loss
     working = np.maximum(layer_bytes, loss_bytes) + _libraries(software, ranks, microbatch.placeholders)
     num_sharded = sizes[0] if software.zero.whole_experts else sum(sizes)

@@ -128,16 +128,18 @@ def _stride(axes: tuple[str, ...], group_axes: tuple[str, ...], sizes: dict[str,
 
 
 def of_stage(plan: Degrees, num_ranks: int, mirrors: Count = 1) -> Count:
-    """The number of `num_ranks` neighbouring ranks that are of one stage; all, if a stage's ranks are neighbours.
+    """The number of `num_ranks` neighbouring ranks that are of one stage; all, if a stage's ranks are neighbours: the
+    others have the groups of other stages at the same places.
 
     With `mirrors` 2 the ranks at the mirrored position of the pipeline count too, if the neighbours include whole
-    pipelines.
+    pipelines. Then it matters which are of the stage itself.
     """
     pitch = plan.block * plan.pp
     remainder = num_ranks % pitch
     num_of_stage = num_ranks // pitch * plan.block + remainder - (remainder > plan.block) * (remainder - plan.block)
     num_of_stage = num_of_stage * (1 + (mirrors - 1) * (num_ranks >= pitch))
-    return num_of_stage + (plan.block == plan.stage_ranks) * (num_ranks - num_of_stage)
+    are_all = (plan.block == plan.stage_ranks) & (mirrors == 1)
+    return num_of_stage + are_all * (num_ranks - num_of_stage)
 
 
 def _num_sharing(plan: Degrees, num_replicas: Count) -> Count:

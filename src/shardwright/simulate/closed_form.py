@@ -359,19 +359,12 @@ def message_and_turn_s(run: Run, rates: Rates) -> tuple[Numbers, Numbers]:
 
 
 def _messages(steps: _Steps) -> Numbers:
-    """The exposed time of the pipeline's messages, by the way in which the schedule waits for them.
+    """The exposed time of the pipeline's messages: those that the schedule waits for, one after the other.
 
-    In 1F1B a latency c that only the receiver waits for costs 2c ((p - 1) m / p + p - 2), because there is no slack
-    without extra warm-up forwards. An interleaved rank exchanges before each of its 2 v m chunks, unless messages
-    travel while it computes.
+    A rank with several stages exchanges before each of its 2 v m chunks, too, unless messages travel while it computes.
     """
-    grid, rates = steps.grid, steps.rates
-    p, m = grid.pp, grid.num_microbatches
-    message, turn = message_and_turn_s(steps.run, rates)
-    ends, turns = 2 * message * (p - 1), grid.virtual * turn
-    exposed = np.where(grid.extra_warmup > 0, ends, 2 * message * ((p - 1) * m / p + np.maximum(0, p - 2)))
-
-    def seconds(name: str, index: Any) -> Numbers:
-        return (exposed[index], ends[index] + turns[index], 2 * ends[index])[SCHEDULES[name].message_waits]
-
-    return np.where(p > 1, grid.by_schedule(seconds), 0.0)
+    grid = steps.grid
+    message, turn = message_and_turn_s(steps.run, steps.rates)
+    p, m, v, extra_warmup = grid.pp, grid.num_microbatches, grid.virtual, grid.extra_warmup
+    num_waits = grid.by_schedule(lambda name, at: SCHEDULES[name].num_waits(p[at], m[at], v[at], extra_warmup[at]))
+    return np.where(p > 1, num_waits * message + np.where(v > 1, v * turn, 0.0), 0.0)

@@ -71,6 +71,6 @@ FACTS = ScheduleFacts(
     splits_weights=True,
     alive=alive,
     num_gathers=lambda p, m, v: where(v > 1, 1.0 * m, 1.0),
-    message_waits=1,
+    num_waits=lambda p, m, v, extra_warmup: where(v > 1, 5.0 * p - 7, 2.0 * (p - 1)),
     not_searched="a solver makes it for one plan",
 )

@@ -10,7 +10,7 @@ of the parameters: the gradients of the two copies, on different ranks, are summ
 
 from typing import Any
 
-from shardwright.config.array_math import least, most
+from shardwright.config.array_math import least, most, where
 from shardwright.config.phrase import any_of, say
 from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.generators.row_writer import Row
@@ -108,8 +108,8 @@ def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
 
 
 def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:
-    waits = least(rank, p - 1 - rank) / 2
-    return p / 4 - waits, waits
+    near_end = least(rank, p - 1 - rank)
+    return where(near_end == 0, p - 1, p / 2 - 1 - near_end) / 2, (near_end + 1) / 2
 
 
 FACTS = ScheduleFacts(
@@ -130,5 +130,6 @@ FACTS = ScheduleFacts(
     keeps_as_1f1b=True,
     waiting=_waiting,
     num_gathers=lambda p, m, v: least(m, 1.25 + 0.6 * p),
+    num_waits=lambda p, m, v, extra_warmup: 1.0 * (p - 1) * m / p + most(1, 1.5 * (p - 2)),
     search_place=80,
 )

@@ -10,7 +10,7 @@ p + 1/2 microbatches of all its layers.
 
 from typing import Any
 
-from shardwright.config.array_math import least, most
+from shardwright.config.array_math import least, most, where
 from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.generators.dualpipe import eight_phases, paired_idle_s
@@ -50,6 +50,11 @@ def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
     return paired_idle_s(turns, most(0, 2 * turns - p / 2), f, i, w)
 
 
+def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:
+    """The first rank's only wait is in the steady state, when all of its microbatches are there."""
+    return where(rank == 0, 2 * p - 1, p - 1 - rank) / 2, (rank + 1) / 2
+
+
 FACTS = ScheduleFacts(
     name="dualpipev",
     place=120,
@@ -65,9 +70,8 @@ FACTS = ScheduleFacts(
     idle_s=_idle_s,
     alive=lambda p, rank, m, v, extra_warmup: least(2 * m, 2 * p + 1) / 2,
     keeps_as_1f1b=True,
-    waiting=lambda p, rank, m: ((p - rank) / 2, rank / 2),
+    waiting=_waiting,
     num_gathers=lambda p, m, v: least(m, 1.25 + 1.22 * p),
     num_runs=lambda p, m: 1.0 * m,
-    message_waits=1,
     search_place=90,
 )

@@ -31,7 +31,8 @@ FACTS = ScheduleFacts(
     fills_and_drains=True,
     alive=lambda p, rank, m, v, extra_warmup: 1.0 * m,
     keeps_as_1f1b=True,
-    message_waits=2,
+    num_losses=lambda m: 1.0 * m,
+    num_waits=lambda p, m, v, extra_warmup: 2.0 * (p - 1),
     complexity=0,
     search_place=100,
 )

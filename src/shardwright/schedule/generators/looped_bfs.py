@@ -38,9 +38,10 @@ FACTS = ScheduleFacts(
     fills_and_drains=True,
     alive=lambda p, rank, m, v, extra_warmup: 1.0 * m,
     keeps_as_1f1b=True,
+    num_losses=lambda m: 1.0 * m,
     # One stretch for each stage and pass, but the last forward and the first backward share one stretch.
     num_gathers=lambda p, m, v: 2.0 - 1.0 / v + 0.0 * m,
-    message_waits=1,
+    num_waits=lambda p, m, v, extra_warmup: 2.0 * (p - 1),
     complexity=1,
     search_place=110,
 )

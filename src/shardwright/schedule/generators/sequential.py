@@ -30,6 +30,7 @@ FACTS = ScheduleFacts(
     idle_s=lambda p, m, v, f, i, w: m * (p - 1) * (f + (i + w)),
     fills_and_drains=True,
     alive=lambda p, rank, m, v, extra_warmup: 1.0 * least(1, m),
+    num_waits=lambda p, m, v, extra_warmup: 2.0 * m * (p - 1),
     complexity=0,
     search_place=120,
 )

@@ -33,7 +33,7 @@ def _alive(p: Any, rank: Any, m: Any, v: Any, extra_warmup: Any) -> Any:
 
 def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:
     """Approximate: the same for all ranks, from those on which most weight gradients wait."""
-    waits = where(p < 8, 1, 2) / 2 + 0 * rank  # counted in stages, and a rank has two
+    waits = where(p < 8, 2, 3) / 2 + 0 * rank  # counted in stages, and a rank has two
     return _alive(p, rank, m, 2, 0) - waits, waits
 
 
@@ -65,6 +65,6 @@ FACTS = ScheduleFacts(
     waiting=_waiting,
     num_gathers=lambda p, m, v: m + 0.5,
     num_runs=lambda p, m: 1.0 * m,
-    message_waits=1,
+    num_waits=lambda p, m, v, extra_warmup: 6.0 * (p - 1) * m / p + 4.0 * (p - 3),
     search_place=70,
 )

@@ -30,8 +30,8 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:
-    waits = least(rank, most(0, m - 1))
-    return least(p - rank, m - waits), waits
+    waits = least(rank + 1, m)
+    return least(p - 1 - rank, m - waits), waits
 
 
 FACTS = ScheduleFacts(
@@ -46,6 +46,6 @@ FACTS = ScheduleFacts(
     alive=lambda p, rank, m, v, extra_warmup: 1.0 * least(m, p),
     keeps_as_1f1b=True,
     waiting=_waiting,
-    message_waits=2,
+    num_waits=lambda p, m, v, extra_warmup: 4.0 * (p - 1),
     search_place=30,
 )

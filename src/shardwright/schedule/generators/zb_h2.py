@@ -41,8 +41,8 @@ def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
 
 
 def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:
-    waits = least(2 * rank, most(0, m - 1))
-    return least(2 * (p - 1 - rank) + 1, m - waits), waits
+    waits = least(2 * rank + 1, m)
+    return least(2 * (p - 1 - rank), m - waits), waits
 
 
 FACTS = ScheduleFacts(
@@ -59,6 +59,6 @@ FACTS = ScheduleFacts(
     alive=lambda p, rank, m, v, extra_warmup: 1.0 * least(m, 2 * p - 1),
     keeps_as_1f1b=True,
     waiting=_waiting,
-    message_waits=2,
+    num_waits=lambda p, m, v, extra_warmup: 1.0 * (p - 1),
     search_place=40,
 )

@@ -10,7 +10,7 @@ Chunk 0 is the rank's stage on the way down, chunk 1 its stage on the way up.
 
 from typing import Any
 
-from shardwright.config.array_math import least, most
+from shardwright.config.array_math import least, most, where
 from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.generators.row_writer import Row
 from shardwright.schedule.pipeline_shape import of_size
@@ -41,6 +41,11 @@ def _idle_s(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
     return most((p - 1) * i - filled * w, (p - 1) * (f - (i + w) / 2), 0.0 * f)
 
 
+def _waiting(p: Any, rank: Any, m: Any) -> tuple[Any, Any]:
+    waits = where(m > p, least(2 * rank, 2 * (m - 1)), 0) + 1
+    return where(rank == 0, least(2 * p, 2 * m) - 1, least(p - 1 - rank, m)) / 2, waits / 2
+
+
 FACTS = ScheduleFacts(
     name="zb-v",
     place=80,
@@ -55,9 +60,9 @@ FACTS = ScheduleFacts(
     repeated="0",
     idle_s=_idle_s,
     alive=lambda p, rank, m, v, extra_warmup: 1.0 * least(m, p),
-    waiting=lambda p, rank, m: (least(p - rank, m) / 2, least(rank, m - 1) * (m > p)),
+    waiting=_waiting,
     num_gathers=lambda p, m, v: m + 0.5,
     num_runs=lambda p, m: 1.0 * m,
-    message_waits=1,
+    num_waits=lambda p, m, v, extra_warmup: 5.0 * p - 7,
     search_place=50,
 )
