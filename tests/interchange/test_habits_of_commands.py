@@ -137,6 +137,15 @@ def test_a_configuration_is_made_of_a_file_beside_the_script(line: str, tmp_path
         read_job_of(SOURCES["megatron"], (str(tmp_path / "run.sh"),), Asked())
 
 
+def test_files_that_arguments_of_a_script_name_are_read(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/z2.json").write_text('{"zero_optimization": {"stage": 2}}')
+    command = MEGATRON + "--global-batch-size 16 --deepspeed --deepspeed_config $1"
+    (tmp_path / "run.sh").write_text("\n".join(("#!/bin/bash", command)))
+    job = read_job_of(SOURCES["megatron"], (str(tmp_path / "run.sh"),), Asked(arguments=("conf/z2.json",))).job
+    assert job.plan.zero == 2
+
+
 @pytest.mark.parametrize(
     "flags", ["--context-parallel-algo hybrid_cp_algo --ulysses-degree-in-cp 2", "--cp-comm-type a2a+p2p"]
 )

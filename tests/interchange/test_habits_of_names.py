@@ -100,3 +100,32 @@ def test_experts_of_gpt_neox_are_those_of_set() -> None:
     assert any("--set model.moe.experts=N" in fault for fault in faults(texts, "model.vocab=512"))
     sets = ("model.vocab=512", "model.moe.experts=4", "model.moe.top_k=1", "model.moe.ffn=1024")
     assert job_read(texts, *sets, devices=2)[1].job.model.moe.experts == 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "field", "flag"),
+    [
+        ('"fp16": {"enabled": true}', "precision.compute=bf16", "fp16.enabled true, and the command has --bf16"),
+        ('"train_batch_size": 640', "batch.global_batch_size=16", "train_batch_size 640"),
+        ('"train_micro_batch_size_per_gpu": 7', "plan.microbatch_size=2", "train_micro_batch_size_per_gpu 7"),
+    ],
+)
+def test_deepspeeds_file_has_the_sizes_and_numbers_of_the_command(keys: str, field: str, flag: str) -> None:
+    """DeepSpeed's engine takes its file, and the program its flags."""
+    command = f"{MEGATRON} --bf16 --global-batch-size 16 --deepspeed --deepspeed_config ds.json"
+    job = script(command, ds_json=f'{{"zero_optimization": {{"stage": 1}}, {keys}}}')
+    (fault,) = faults(job)
+    assert flag in fault and f"--set {field.partition('=')[0]}=" in fault
+    assert job_read(job, field)[1].job.plan.zero == 1
+    same = '"bf16": {"enabled": true}, "train_batch_size": 16, "train_micro_batch_size_per_gpu": 2'
+    agreeing = script(command, ds_json=f'{{"zero_optimization": {{"stage": 1}}, {same}}}')
+    assert job_read(agreeing)[1].job.plan.zero == 1
+
+
+@pytest.mark.parametrize("option", ["--optimizer-selection zetas", "--opt-type ademamix", "--my-optim came"])
+def test_an_option_that_names_another_optimizer_is_a_fault(option: str) -> None:
+    """Forks choose optimizers of their own by options of their own, and moments are the most of a state."""
+    (fault,) = faults(script(f"{MEGATRON} --bf16 {option}"))
+    assert option.split()[0] in fault and "=ignore" in fault
+    for harmless in ("--optimizer-selection fused_adamw", "--opt-type AdamW", "--my-optim torch.optim.AdamW"):
+        assert job_read(script(f"{MEGATRON} --bf16 {harmless}"))[1].job.optimizer.name == "adamw"

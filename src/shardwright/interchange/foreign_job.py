@@ -14,6 +14,7 @@ from shardwright.interchange.imported import Asked, Imported, imported
 from shardwright.interchange.launcher import named_configurations
 from shardwright.interchange.left_out_files import left_out_note
 from shardwright.interchange.named_files import (
+    argument_texts,
     base_texts,
     engine_texts,
     folder_texts,
@@ -77,7 +78,9 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     first = Path(next(iter(texts)))
     try:
         scripts = script_texts(first, texts)
-        engines, models = engine_texts(first, texts | scripts), model_texts(first, texts | scripts)
+        engines = argument_texts(first, asked.arguments, texts | scripts)
+        engines |= engine_texts(first, texts | scripts | engines)
+        models = model_texts(first, texts | scripts)
         rivals = {name for name in engines if not _is_named_in(name, texts | scripts)}  # other files name them
         if system.leaves_out and not is_configuration(str(first)):
             plain = {name: text for name, text in (texts | scripts).items() if not is_configuration(name)}

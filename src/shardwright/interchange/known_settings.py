@@ -100,6 +100,11 @@ _LATENT_RANK = re.compile(r"(q|kv)[-_]lora[-_]rank")  # of latent attention, whi
 # An option of an optimizer, and optimizers with other moments than AdamW, which is counted where nothing says more.
 _OPTIMIZER = re.compile(r"\bopt(im|imizer)?\b")
 _OF_OTHER_MOMENTS = re.compile(r"\b(sgd|adafactor|lion|muon|sophia\w*|shampoo|soap|lamb|adagrad|rmsprop|signsgd)\b")
+# An option that names an optimizer, and names of Adam and AdamW.
+_NAMES_OPTIMIZER = re.compile(r"\bopt(im|imizer)?( (name|type|selection|select|kind|class|choice|algorithm))?$")
+_ADAM = re.compile(
+    r"((torch|optim|apex|deepspeed|fused|hf|te|core|distributed)[._ ]*)*adamw?([._ ]*(torch|hf|fused|apex))*"
+)
 _REMARK = re.compile(r"_{0,2}(comment|remark)s?(_|$)|_{1,2}(notes?|readme|doc)(_|$)|//|#")  # names of remarks
 _UNSAID = "?"  # a value that is not known
 _COPIES = ("data_parallel", "data-parallel", "ddp")  # values of a parallelism that a job without other words has
@@ -131,6 +136,8 @@ def could_matter(name: str, value: Any, *systems: str) -> bool:
     if keys := keys_of(text):
         return any(could_matter(f"{name}.{key}", _UNSAID, *systems) for key in keys)
     if _OPTIMIZER.search(_words(name)) and _OF_OTHER_MOMENTS.search(text):
+        return True
+    if _NAMES_OPTIMIZER.search(_words(name)) and not (text in (*_NO_VALUES, "true") or _ADAM.fullmatch(text)):
         return True
     is_degree = _DEGREES.search(name) or re.search(r"parallel|degree|size$", name)
     if text in (*_NO_VALUES, *_COPIES, *(_WHOLE if trains_a_part(name) else ())) or (text == "1" and is_degree):

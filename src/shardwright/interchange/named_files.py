@@ -109,6 +109,15 @@ def engine_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in known.items() if name not in texts}
 
 
+def argument_texts(file: Path, arguments: Sequence[str], texts: Mapping[str, str]) -> dict[str, str]:
+    """The configurations that arguments of a script name, as far as they are there, by path; without those of a name
+    that is there. FileFault or OSError if one that is there can't be read."""
+    names = {PurePath(name).name for name in texts}
+    named = [name for argument in arguments for name in re.findall(rf"(?:^|=){_FILE}$", argument)]
+    paths = [path for name in named if (path := below(file, name)) is not None and path.name not in names]
+    return {str(path): text_of(path) for path in dict.fromkeys(paths[:_MOST_BASES])}
+
+
 def rival_texts(file: Path, texts: Mapping[str, str], named: Collection[str]) -> dict[str, str]:
     """The configurations of some names, those of commands of a script, and further ones that texts name, as far as they
     are there, by path; the training command tells which of them counts. Of files of one name none is taken, and none

@@ -1,12 +1,9 @@
 """Megatron-LM: a job from a launch script, and a launch script from a job."""
 
-import re
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
-from shardwright.config.base import shortened
-from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
@@ -18,7 +15,6 @@ from shardwright.interchange.launcher import Launched, find_training_command, mi
 from shardwright.interchange.named_model import asks_for_shape, shape_fields
 from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
-from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words, script_text
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import read_row, write_table
@@ -26,6 +22,7 @@ from shardwright.interchange.system import RunFiles, System
 from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_checkpoint import OPTION as CHECKPOINT
 from shardwright.interchange.systems.megatron_checkpoint import read_checkpoint_arguments
+from shardwright.interchange.systems.megatron_engine import read_engine
 from shardwright.interchange.systems.megatron_experts import EXPERTS, FURTHER, MTP, OVER_EXPERTS
 from shardwright.interchange.systems.megatron_forks import OF_FORKS, with_defaults_of_fork
 from shardwright.interchange.systems.megatron_model import LATENT, LENGTH, MODEL, REQUIRED, SHAPE, note_unpadded
@@ -91,7 +88,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.notes += [*taken_for_gpt(command.program), *notes_of_forks(command.settings)]
     settings.faults += [fault for fault in (program_fault(name, asked.variables) for name in programs) if fault]
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
-    _read_engine(settings, texts, command.written)
+    read_engine(settings, texts, command.written)
     if settings.text("decoder-seq-length") == settings.text("seq-length"):  # of a decoder alone
         settings.ignore("decoder-seq-length")
     shape = _shape_elsewhere(settings, asked)
@@ -137,48 +134,6 @@ def _shape_elsewhere(settings: Settings, asked: Asked) -> Flat | None:
         read_row(row, of_shape, fields)
     settings.ignore(*_OF_MODEL, "tokenizer-model", *of_shape.names_read - {"seq-length"})
     return model
-
-
-_PLACEHOLDER = re.compile(r"(:)\s*[A-Z][A-Z0-9_]+(?=\s*[,}])")  # of a template that the script fills in
-
-
-def _read_engine(settings: Settings, texts: Mapping[str, str], written: Mapping[str, str]) -> None:
-    """Read DeepSpeed's configuration: what is offloaded, and the stage of ZeRO if neither a flag nor --set gives it.
-    Of two files of its name the one counts that the script writes."""
-    name = settings.given.get("deepspeed-config")
-    if not isinstance(name, str):
-        return
-    files = [*written.items(), *texts.items()]
-    named = [text for path, text in files if PurePath(path).name == PurePath(name).name]
-    others = [text for path, text in files if path.endswith(".json")]
-    text = named[0] if named else others[0] if len(others) == 1 else None  # such as the template that it is made of
-    if text is None and (settings.has("zero-stage") or "plan.zero" in settings.overrides):
-        settings.lose(
-            "deepspeed-config", say("it is not read, and what it offloads is not in the job; name that file too")
-        )
-        return
-    if text is None:
-        settings.faults.append(
-            say(
-                "{setting} says what is sharded and offloaded, and it is not read: name that file, or say --set "
-                "plan.zero=STAGE",
-                setting=f"--deepspeed-config {shortened(name)}",
-            )
-        )
-        return
-    keys = flat_keys(read_data("deepspeed.json", _PLACEHOLDER.sub(r"\1 null", text)))
-    if not settings.has("zero-stage") and "plan.zero" not in settings.overrides:
-        settings.given |= {"zero-stage": keys.get("zero_optimization.stage", 0)}
-    offloaded = keys.get("zero_optimization.offload_optimizer.device", "none")
-    if keys.get("zero_optimization.cpu_offload") is True or offloaded not in (None, "none"):
-        settings.given["cpu-optimizer"] = True
-        share = keys.get("zero_optimization.offload_optimizer.ratio", 1.0)
-        settings.given.setdefault("optimizer-offload-fraction", share)
-    if keys.get("zero_optimization.offload_param.device", "none") not in (None, "none"):
-        settings.given["cpu-parameters"] = True
-    if keys.get("curriculum_learning.enabled") is True or keys.get("data_efficiency.enabled") is True:
-        settings.lost.append(say("sequences grow there at first (curriculum), and all have their full length here"))
-    settings.ignore("deepspeed-config")
 
 
 def fields_of(settings: Settings, asked: Asked, model: Flat | None = None) -> Flat:
