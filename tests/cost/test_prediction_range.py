@@ -12,7 +12,13 @@ from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.known_runs import KnownRuns, known_runs, unlike
-from shardwright.cost.prediction_range import families_by_constant, range_ends, share_of_experts, unsure_facts
+from shardwright.cost.prediction_range import (
+    families_by_constant,
+    range_ends,
+    range_width,
+    share_of_experts,
+    unsure_facts,
+)
 from shardwright.layers.query import Run
 from shardwright.simulate.closed_form import step_time
 
@@ -149,3 +155,25 @@ def test_the_range_is_wider_the_more_of_a_step_the_host_takes() -> None:
         for share in (0.0, 1.0)
     )
     assert hosted.high / hosted.total > plain.high / plain.total
+
+
+@pytest.mark.parametrize(
+    ("row", "shares"),
+    [
+        ("none to which constants are fitted", {"unfitted": 1}),
+        ("it is like no measured run", {"unmeasured": 1}),
+        ("TPU, Blackwell)", {"device": 1}),
+        ("experts that take half of the step", {"experts": 0.5}),
+        ("hidden size up to 1,024", {"small": 1}),
+        ("nothing says what software runs", {"software": 1}),
+        ("no measured run is known to be like it, too", {"software": 1, "unmeasured": 1}),
+        ("a tenth of the step (offload)", {"host": 0.1}),
+    ],
+)
+def test_docs_have_the_range_of_each_fact(row: str, shares: dict[str, float]) -> None:
+    docs = Path(__file__).parents[2] / "docs" / "measured-runs.md"
+    constants = shipped()
+    width = float(range_width({fact: constants[f"common.{fact}_range"] for fact in shares}, shares))
+    low, high = (round(100 * (constants[f"common.{end}"] ** width - 1)) for end in ("low", "high"))
+    (line,) = (line for line in docs.read_text(encoding="utf-8").splitlines() if line.startswith("| ") and row in line)
+    assert f"{low} to +{high} %" in line
