@@ -225,7 +225,9 @@ def test_adapters_of_mindspeed_are_read_where_their_modules_are_maps_of_a_layer(
     defaults = line.replace("--lora-r 4 --lora-alpha 8", "")
     adapter = job_read(script(defaults))[1].job.model.adapter
     assert (adapter.rank, adapter.alpha) == (16, 32.0)
-    assert any("adapters, frozen and quantised weights" in fault for fault in faults(script(f"{line} --qlora")))
+    (fault,) = faults(script(f"{line} --qlora"))
+    assert "--qlora" in fault and "releases differ in the type of 4 bits" in fault
+    assert job_read(script(f"{line} --qlora"), "model.adapter.base=nf4")[1].job.model.adapter.base == "nf4"
     experts = f"{line} --num-experts 8 --moe-grouped-gemm"
     assert job_read(script(experts))[1].job.model.adapter.targets == ("query", "key", "value", "out")
     both = script(experts.replace("linear_proj", "linear_proj linear_fc1 linear_fc2"))

@@ -7,6 +7,7 @@ import pytest
 
 from interchange.test_habits_of_files import MEGATRON, faults, megatron, script
 from interchange.test_trainer_commands import MODEL, job_read
+from shardwright.config.base import PlanError
 
 LLAMA2_70B = (
     "torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 "
@@ -129,3 +130,57 @@ def test_an_option_that_names_another_optimizer_is_a_fault(option: str) -> None:
     assert option.split()[0] in fault and "=ignore" in fault
     for harmless in ("--optimizer-selection fused_adamw", "--opt-type AdamW", "--my-optim torch.optim.AdamW"):
         assert job_read(script(f"{MEGATRON} --bf16 {harmless}"))[1].job.optimizer.name == "adamw"
+
+
+@pytest.mark.parametrize("otherwise", ["  else\n    sleep 600\n  fi", "  fi\n  sleep 600"])
+def test_a_script_that_waits_for_free_devices_trains_then(otherwise: str) -> None:
+    lines = (
+        "free() {",
+        "  nvidia-smi --query-gpu=memory.free --format=csv,noheader,nounits | head -n 1",
+        "}",
+        "while true; do",
+        "  FREE=$(free)",
+        '  if [ "$FREE" -ge 15000 ]; then',
+        f"    {MEGATRON} --bf16 > log.txt 2>&1",
+        "    if [ $? -eq 0 ]; then echo done; fi",
+        "    break",
+        otherwise,
+        "done",
+    )
+    answer = job_read(script(*lines))[1]
+    assert answer.job.model.layers == 4
+    assert any("since the script waits for it" in note for note in answer.assumed)
+    with pytest.raises(PlanError, match="no command in it trains"):  # nothing says that it comes to that
+        job_read(script(*(line.replace("sleep 600", "echo no") for line in lines)))
+
+
+def test_the_rotary_positions_of_pai_are_those_of_llama() -> None:
+    line = f"{MEGATRON} --bf16 --use-llama2-rotary-position-embeddings --rotary-base 100000 --rotary-scale-factor 4"
+    model = job_read(script(line))[1].job.model
+    assert (model.positions, model.rotary_base) == ("rotary", 100000.0)
+    assert (model.rotary_scaling.kind, model.rotary_scaling.factor) == ("linear", 4.0)
+
+
+def test_whole_nodes_that_a_line_of_uge_asks_for_are_the_hosts() -> None:
+    command = MEGATRON.replace("--nproc_per_node 8", "--nproc_per_node 4 --nnodes $NHOSTS")
+    job = job_read(script("#$ -l h_rt=1:00:00,rt_F=8", command + "--bf16"))[1].job
+    assert (job.cluster.nodes, job.cluster.devices_per_node) == (8, 4)
+    (fault,) = faults(script("#$ -l h_rt=1:00:00", command + "--bf16"))
+    assert "--set NHOSTS=VALUE" in fault
+
+
+def test_an_option_is_no_slip_of_the_key_with_its_name() -> None:
+    """train_batch_size of DeepSpeed's file is the batch of all devices; an option of a program may be another."""
+    line = "accelerate launch --num_processes 2 own.py --per_device_train_batch_size 2 --train_batch_size 2"
+    (fault,) = faults(script(line) | MODEL)
+    assert "could change the model, the plan or the batch" in fault and "and train_batch_size is" not in fault
+
+
+def test_one_node_that_was_assumed_stands_beside_what_it_makes_illegal() -> None:
+    yaml = "trainer: {devices: 8}\nmodel: {micro_batch_size: 1, global_batch_size: 64, num_moe_experts: 16"
+    yaml += ", expert_model_parallel_size: 16, encoder_seq_length: 64, num_layers: 4, hidden_size: 64"
+    yaml += ", num_attention_heads: 16}\n"
+    with pytest.raises(PlanError) as error:
+        job_read({"nemo.yaml": yaml}, "model.vocab=128")
+    assert "plan.ep 16 does not divide" in error.value.faults[0]
+    assert "it is Lightning's 1 (--devices N)" in error.value.faults[1]

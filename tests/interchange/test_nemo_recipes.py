@@ -179,3 +179,42 @@ def test_a_recipe_of_a_library_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("nemo llm pretrain --factory llama3_8b\n", encoding="utf-8")
     with pytest.raises(PlanError, match="NeMo 2 without the file"):
         system_and_files((str(tmp_path / "run.sh"),))
+
+
+PERFORMANCE = """
+import nemo_run as run
+from nemo.collections.llm.recipes import llama3_70b
+from scripts.performance.helpers import set_primary_perf_configs
+
+def recipe(profile=False):
+    pretrain = llama3_70b.pretrain_recipe(performance_mode=True)
+    nodes, gpus = 8, 8
+    pretrain = set_primary_perf_configs(
+        pretrain, "pre_train", num_nodes=nodes, num_gpus_per_node=gpus, mbs=1, gbs=128, max_steps=30, tp_size=4,
+        pp_size=4, cp_size=2, vp_size=5, ep_size=1, compute_dtype="fp8", fp8_recipe="cs",
+    )
+    pretrain.model.config.seq_length = 8192
+    pretrain.data.seq_length = 8192
+    return pretrain
+"""
+
+
+def test_what_performance_scripts_set_is_read(tmp_path: Path) -> None:
+    """A recipe of the library stands for its model; all that a plan is made of is set beside it."""
+    own = tmp_path / "own.py"
+    own.write_text(PERFORMANCE, encoding="utf-8")
+    asked = Asked({"CONFIG": "recipe"}, cluster=AskedCluster(device="h100-sxm"))
+    answer = read_job_of(SOURCES["nemo-recipes"], (str(own),), asked)
+    job = answer.job
+    assert (job.model.name, job.model.sequence, job.batch.global_batch_size) == ("llama3-70b", 8192, 128)
+    plan = job.plan
+    assert (plan.tp, plan.pp, plan.cp, plan.virtual_stages, plan.dp, plan.recompute) == (4, 4, 2, 5, 2, "none")
+    assert (job.precision.float8, job.precision.gradients) == ("tensorwise", "compute")
+    assert any("llama3_70b is NeMo's own" in note for note in answer.assumed)
+    text = PERFORMANCE.replace('compute_dtype="fp8", fp8_recipe="cs"', "recompute_layers=2")
+    own.write_text(text, encoding="utf-8")
+    recomputed = read_job_of(SOURCES["nemo-recipes"], (str(own),), asked).job
+    assert (recomputed.precision.float8, recomputed.plan.recompute) == ("none", "layers")
+    own.write_text(PERFORMANCE.replace("set_primary_perf_configs", "set_all"), encoding="utf-8")
+    with pytest.raises(PlanError, match="name the files of what it calls"):  # what it changes is not known
+        read_job_of(SOURCES["nemo-recipes"], (str(own),), asked)

@@ -11,7 +11,7 @@ from shardwright.interchange.exported import asked_of, exported
 from shardwright.interchange.foreign_job import job_of_texts, read_job_of
 from shardwright.interchange.imported import Asked, Imported
 from shardwright.interchange.meaning import differences
-from shardwright.interchange.system import SYSTEMS
+from shardwright.interchange.system import SOURCES, SYSTEMS
 from shardwright.interchange.systems.torchtitan import command_line
 
 START = "torchrun --nproc_per_node 8 --nnodes 2 -m torchtitan.train --module mine --config big"
@@ -198,6 +198,9 @@ def test_a_python_file_alone_names_its_function() -> None:
     (fault,) = faults("torchtitan", devices=8, mine_py=body)
     assert "base, big" in fault and "--set CONFIG=NAME" in fault
     assert read("torchtitan", "CONFIG=big", devices=8, mine_py=body).job.plan.dp == 8
+    asked = Asked(cluster=AskedCluster(8), arguments=("--config", "big", "--training.steps", "7"))
+    started = job_of_texts(SOURCES["torchtitan"], {"mine.py": body}, asked, "mine.py").job
+    assert (started.plan.dp, started.optimizer.steps) == (8, 7)
 
 
 HARMFUL = {

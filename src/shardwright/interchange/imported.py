@@ -122,7 +122,11 @@ def imported(result: ReadResult, asked: Asked, subject: str, name: str, folder: 
         raise PlanError(subject, [error_text(error)]) from None
     data = carried_data(settings, (folder, Path()), asked.fields)
     fields |= {"data": data.fields} if data.fields else {}
-    job = job_of_fields(fields, list(asked.overrides), subject)
+    try:
+        job = job_of_fields(fields, list(asked.overrides), subject)
+    except PlanError as error:  # a number of devices that was assumed may be why
+        assumed = [readable(note) for note in settings.notes if "--devices" in note]
+        raise PlanError(subject, [*error.faults, *assumed]) from None
     if faults := adapter_faults(job, settings, asked.fields):
         raise PlanError(subject, faults)
     if targets := targets_with_experts(job, settings, asked.fields):

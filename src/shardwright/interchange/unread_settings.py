@@ -80,7 +80,9 @@ def _meant(name: str, settings: Settings) -> str:
     asked = [
         other
         for other in settings.names_read - settings.given.keys()
-        if other.rpartition(".")[0] == section and re.findall(r"\d", other.rpartition(".")[2]) == digits
+        if other.rpartition(".")[0] == section
+        and re.findall(r"\d", other.rpartition(".")[2]) == digits
+        and other.lstrip("-") != name.lstrip("-")  # an option and a setting of a file, which have other meanings
     ]
     by_own_name = {other.rpartition(".")[2]: other for other in sorted(asked)}
     alike = written_alike(own_name, list(by_own_name), most=1, share=_SLIP)

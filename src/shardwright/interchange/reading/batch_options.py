@@ -1,4 +1,4 @@
-"""The size of a job in options of batch systems: of Slurm's sbatch and srun, of PBS's qsub, and of LSF's bsub.
+"""The size of a job in options of batch systems: of Slurm's sbatch and srun, of PBS's qsub, of LSF's bsub, and of UGE.
 
 A script with such lines runs as a job of the batch system, which sets variables for it.
 """
@@ -29,6 +29,10 @@ _LSF_SIZES = {
     r"-n[ \t]+(\d{1,9})": "slots",
     r"\bptile=(\d{1,9})": "slots-per-node",
 }
+_FULL_NODES = re.compile(
+    r"-l[ \t]+(?:\S*,)?rt_F=(\d{1,9})\b"
+)  # UGE on ABCI: whole nodes (docs.abci.ai, "Resource Types")
+_OF_UGE = {"JOB_ID": "1", "NSLOTS": "1"}
 _PBS_SIZES = {
     "select": "nodes",
     "nodes": "nodes",
@@ -40,7 +44,8 @@ _PBS_SIZES = {
 
 
 def options_of_lines(text: str) -> tuple[dict[str, str], dict[str, str]]:
-    """(options, variables of each job) by the #SBATCH, #PBS and #BSUB lines of a script; empty without such lines."""
+    """(options, variables of each job) by the #SBATCH, #PBS, #BSUB and #$ lines of a script; empty without such
+    lines."""
     options: dict[str, str] = {}
     variables: dict[str, str] = {}
     for line in text.splitlines():
@@ -54,6 +59,9 @@ def options_of_lines(text: str) -> tuple[dict[str, str], dict[str, str]]:
         elif line.startswith("#BSUB"):
             options |= {name: match[1] for sign, name in _LSF_SIZES.items() if (match := re.search(sign, line))}
             variables |= _OF_LSF
+        elif line.startswith("#$") and (match := _FULL_NODES.search(line)):
+            options["nodes"] = match[1]
+            variables |= _OF_UGE | {"NHOSTS": match[1]}
     slots, per_node = (whole(options.pop(name, "")) or 0 for name in ("slots", "slots-per-node"))
     if slots and per_node and slots % per_node == 0:
         options.setdefault("nodes", str(slots // per_node))

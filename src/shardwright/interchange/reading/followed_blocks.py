@@ -110,7 +110,10 @@ class FollowedBlocks(GuardedText):
             elif succeeds and active and not is_done and self._passes_what_is_there(start, ends):
                 succeeds = None
             elif (succeeds is False and active and not is_done and self._makes_what_lacks(start, ends)) or (
-                token.plain == "if" and active and succeeds is None and self._is_guarded_by_else(start)
+                token.plain == "if"
+                and active
+                and succeeds is None
+                and (self._is_guarded_by_else(start) or self._ends_waiting())
             ):
                 succeeds = True
             if succeeds is None and not is_done:

@@ -111,6 +111,28 @@ class GuardedText(CommandEffects):
                 return token.plain == "continue"
         return False
 
+    def _ends_waiting(self) -> bool:
+        """True if the part that begins here leaves a loop, and the loop sleeps otherwise: it waits for what the
+        condition asks, such as free devices."""
+        depth, is_left, is_behind, before = 0, False, False, "then"
+        for token in self.tokens[self.at + 1 : self.at + _MOST_GUARD]:
+            begins = not before.isalnum() or before in ("then", "else", "do")
+            before = token.operator or token.plain or "word"
+            word = before if begins or token.operator else ""  # and no argument, such as that of echo done
+            if depth == 0 and word == "done":
+                return False
+            is_behind = is_behind or (depth == 0 and word in ("else", "fi"))
+            is_left = is_left or (depth == 0 and word == "break" and not is_behind)
+            if is_behind and word == "sleep" and is_left:
+                note = say(
+                    "line {line}: a condition that can't be known here is taken as so, since the script waits for it",
+                    line=self.tokens[self.at].line,
+                )
+                self.script.notes.append(note)
+                return True
+            depth += (word in ("if", "case", "{", "(", "do")) - (word in ("fi", "esac", "}", ")", "done") and depth > 0)
+        return False
+
     def _makes_what_lacks(self, begin: int, ends: tuple[str, ...]) -> bool:
         """True if a condition asks for a file that lacks, and the part behind it writes that file, which is none of the
         files here: it is written then."""

@@ -72,7 +72,8 @@ _PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
 _PROGRAMS = (
     _Program("use_peft_lora", ("true", "1"), 64, 16.0, ("query", "key", "value", "gate", "up", "down")),
     _Program("peft_scheme", ("lora",), 0, 0.0, ("query", "key", "value")),  # NeMo's
-    _Program("mindspeed_lora", ("true",), 16, 32.0, ()),  # of the flags of MindSpeed-LLM that name modules
+    # Of the flags of MindSpeed-LLM that name modules. Its weights of 4 bits are made before, in one type or another.
+    _Program("mindspeed_lora", ("true",), 16, 32.0, (), nf4_words=("nf4",)),
     _Program("training_mode", ("lora",), 0, 0.0, ()),  # of people's own programs, too
     _Program(recipe_adapters.SWITCH, ("1",), 32, 32.0, ()),  # which name modules
     _Program(alpaca_lora.SWITCH, ("true",), 8, 16.0, _PEFT_TARGETS),
@@ -103,6 +104,7 @@ _FOUR_BITS = (
     ("quantization_bit", ("4",)),
     ("load_in_bits", ("4",)),
     ("bits", ("4",)),
+    ("qlora", _TRUE),  # beside the modules of MindSpeed-LLM; alone it is a switch
 )
 # Beginnings of options, and the words of a switch that has no adapters.
 _OF_ADAPTERS = (
@@ -213,7 +215,7 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     is_in_nf4 = _switch(settings, spelled(program.switch)) in program.nf4_words
     if is_in_nf4 and not (is_in_4_bits or program.loads_by_word):
         return
-    # axolotl's releases differ in the type of 4 bits beside adapter: lora.
+    # Releases of axolotl and MindSpeed-LLM differ in the type of 4 bits.
     if is_in_nf4 or (is_in_4_bits and (program.loads_by_word or not program.nf4_words)):
         _read_nf4(settings, fields, program, spelled)
     elif is_in_4_bits:

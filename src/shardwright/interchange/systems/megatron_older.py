@@ -23,6 +23,10 @@ _RENAMED = {
 _HEADS = ("num-attention-heads-kv", "n-head-kv")
 _RMS_NORM = ("use-rms-norm", "apply-layernorm-rms")
 _OF_EPFLLM = ("num-attention-heads-kv", "no-tie-embed-logits", "use-rms-norm")
+_ROTARY_OF_PAI = {
+    "use-llama2-rotary-position-embeddings": "use-rotary-position-embeddings",
+    "rotary-scale-factor": "rotary-seq-len-interpolation-factor",  # positions are divided by it
+}
 _BIASES_OF_PAI = ("disable-bias-linear-fc", "disable-bias-attn-fc")
 _GATED = ("swiglu", "geglu")
 # Flag of Habana's Megatron-DeepSpeed, its value, Megatron-LM's flag and value; no flag for Megatron-LM's default.
@@ -89,8 +93,12 @@ def _put_words_of_habana(flags: dict[str, Any], spelled: dict[str, str]) -> None
 
 
 def _put_words_of_pai(flags: dict[str, Any], spelled: dict[str, str]) -> None:
-    """--sliding-window, which is Mistral's, and flags for biases of single linear maps, which none has with
-    --disable-bias-linear, as Pai-Megatron-Patch has them."""
+    """--sliding-window, which is Mistral's, the rotary positions of Llama 2 with their factor, and flags for biases of
+    single linear maps, which none has with --disable-bias-linear, as Pai-Megatron-Patch has them."""
+    for own_name, name in _ROTARY_OF_PAI.items():
+        if own_name in flags:
+            flags.setdefault(name, flags.pop(own_name))
+            spelled[name] = own_name
     window, length = (whole(str(flags.get(name, ""))) for name in ("sliding-window", "seq-length"))
     if window:
         del flags["sliding-window"]

@@ -96,7 +96,7 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     if "recompute-activation-function" in flags and not flags.keys() & {"recompute-granularity", "recompute-method"}:
         del flags["recompute-activation-function"]
         flags |= {"recompute-granularity": "selective", "recompute-modules": ["moe_act"]}  # of any MLP
-    if "lora-target-modules" in flags and "qlora" not in flags:  # LoRA
+    if "lora-target-modules" in flags:
         flags["mindspeed-lora"] = True
     if _has_own_layers(flags):
         del flags["spec"]

@@ -30,6 +30,7 @@ from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SourceSystem
 from shardwright.interchange.systems.megatron_arguments import part_fault, plain_arguments, read_recipe
+from shardwright.interchange.systems.nemo_performance import library_notes, set_primary_perf_configs
 from shardwright.interchange.systems.recipe_adapters import adapter_arguments, class_of
 from shardwright.interchange.training_programs import class_fault
 
@@ -77,6 +78,7 @@ def _cosine(positional: list[Any], keywords: dict[str, Any]) -> ParsedCall:
 
 _MAKERS: dict[str, Any] = {
     "distributed_fused_adam_with_cosine_annealing": _cosine,
+    "set_primary_perf_configs": set_primary_perf_configs,
     "PEFT_STR2CLS": lambda positional, keywords: Named(str(positional[0])),  # classes of adapters by their words
 }
 
@@ -102,7 +104,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     reader = Reader(sources, dict(asked.variables), (), _MAKERS)
     source, name = _function(reader, command, asked)
     config = reader.call(source, name, [], dict(command.arguments or {}))
-    if not isinstance(config, ParsedCall) or not {"model", "trainer", "data"} <= config.keywords.keys():
+    is_known = isinstance(config, ParsedCall) and (config.is_of_class or not config.callee)
+    if not is_known or not {"model", "trainer", "data"} <= config.keywords.keys():
         raise ShellFault(
             say(
                 "{file}: {name} returns no configuration that is known; name the files of what it calls",
@@ -111,7 +114,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
             )
         )
     _ask_for_parts(config, source)
-    settings = Settings(notes=[*reader.notes, *command.notes], overrides=asked.fields)
+    notes = [*reader.notes, *command.notes, *library_notes(config)]
+    settings = Settings(notes=notes, overrides=asked.fields)
     for path, value in command.changes:
         _put(config, path, value, settings)
     return _result(config, next(filter(is_model, others), None), asked, settings)
@@ -268,6 +272,10 @@ def _arguments(config: ParsedCall, asked: Asked, settings: Settings) -> dict[str
         arguments |= {names.get(name, name): value for name, value in values.items()}
     if not arguments.get("use_megatron_fsdp"):
         arguments.pop("data_parallel_sharding_strategy", None)
+    of_model = _part(config, "model.config")
+    arguments |= {name: value for name, value in of_model.items() if _recomputes(name)}
+    if "seq_length" not in arguments and "seq_length" in of_model:
+        arguments["seq_length"] = of_model["seq_length"]
     length = _part(config, "data.packed_sequence_specs").get("packed_sequence_size")
     if length is not None and length != arguments.get("seq_length"):
         arguments["packed_sequence_size"] = length
@@ -283,6 +291,11 @@ def _arguments(config: ParsedCall, asked: Asked, settings: Settings) -> dict[str
     return plain_arguments(arguments, asked, settings)
 
 
+def _recomputes(name: str) -> bool:
+    """True for a field of the model's configuration that says what is computed again."""
+    return name.startswith("recompute_")
+
+
 def _refuse_others(config: ParsedCall, settings: Settings) -> None:
     """Faults of what changes the batch, the model or the plan, and is not read."""
     trainer = _part(config, "trainer")
@@ -293,7 +306,7 @@ def _refuse_others(config: ParsedCall, settings: Settings) -> None:
     changes[f"trainer.strategy = {strategy}"] = strategy not in ("MegatronStrategy", "")
     fsdp = _part(config, "trainer.strategy").get("fsdp")
     changes[f"trainer.strategy.fsdp = {fsdp}"] = fsdp is not None
-    of_model = (name for name in _part(config, "model.config") if name != "seq_length")
+    of_model = (name for name in _part(config, "model.config") if name != "seq_length" and not _recomputes(name))
     changes |= {f"model.config.{name}": True for name in of_model if not _tell_known(name, config, settings)}
     for setting, is_changed in changes.items():
         if is_changed:
@@ -332,6 +345,8 @@ def _precision(value: Any, settings: Settings) -> dict[str, Any]:
                 setting=f"plugins = {shortened(name, 40)}",
             )
         )
+    if call.keywords.get("grad_reduce_in_fp32") is False:
+        arguments["grad_reduce_in_bf16"] = True
     is_narrow = "fp8" in name or call.keywords.get("fp8") is not None
     recipe = call.keywords.get("fp8_recipe")
     stated = recipe.last if isinstance(recipe, Named) else str(recipe or "")

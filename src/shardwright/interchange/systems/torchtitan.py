@@ -47,9 +47,10 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         return torchtitan_toml.read(texts, asked)
     scripts = {name: text for name, text in texts.items() if PurePath(name).suffix != ".py"}
     command = find_training_command(scripts, asked, is_training) if scripts else Launched({}, {}, 0, 0)
-    arguments = [word for word in command.arguments if word not in _SCRIPT_ARGUMENTS]
+    # Arguments behind a configuration in Python are those of the command that starts it.
+    arguments = [word for word in (command.arguments if scripts else asked.arguments) if word not in _SCRIPT_ARGUMENTS]
     words, notes = command_line(arguments), list(command.notes)
-    if len(arguments) < len(command.arguments):  # the arguments passed to the script itself are unknown
+    if scripts and len(arguments) < len(command.arguments):  # the arguments passed to the script itself are unknown
         notes.append(say("flags that the script itself is started with are not here"))
     sources = [source_of_text(name, text) for name, text in texts.items() if name not in scripts]
     reader = Reader(sources, dict(command.exported) | dict(asked.variables), UNEXPANDED_FUNCTIONS, MAKERS)
