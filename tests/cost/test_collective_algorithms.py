@@ -24,7 +24,7 @@ def test_one_node_takes_alpha_and_beta() -> None:
     collective = priced("all-reduce", 8)
     rates, n = collective.rates, 8
     ring, halving = row(collective, "ring"), row(collective, "halving, doubling")
-    bytes_s = 2 * SIZE * (n - 1) / n / rates.link
+    bytes_s = 2 * SIZE * (n - 1) / n / rates.link_bytes_per_s
     assert (ring.num_steps, halving.num_steps) == (2 * (n - 1), 2 * math.log2(n))
     for algorithm in (ring, halving):
         alpha_s = rates.collective_s + algorithm.num_steps * rates.link_latency_s
@@ -59,7 +59,7 @@ def test_a_sum_in_switches_is_called_so(device: str, ranks: int, name: str) -> N
     inside = min(ranks, 8)
     assert sent_bytes == (2 * SIZE * (inside - 1) / inside if name == "two trees" else SIZE)
     for algorithm in collective.rows:  # none is faster than its own bytes
-        assert algorithm.seconds > algorithm.inside_bytes / collective.rates.link * (1 - 1e-9)
+        assert algorithm.seconds > algorithm.inside_bytes / collective.rates.link_bytes_per_s * (1 - 1e-9)
 
 
 def test_small_gathers_over_nodes_with_one_rank_each_take_aggregated_trees() -> None:
@@ -73,10 +73,10 @@ def test_small_gathers_over_nodes_with_one_rank_each_take_aggregated_trees() -> 
 
 def test_a_root_sends_through_one_port_and_a_hierarchy_through_all() -> None:
     scatter, all_reduce = priced("scatter", 16), priced("all-reduce", 16)
-    assert row(scatter, "direct").seconds > SIZE / 2 / scatter.rates.network
+    assert row(scatter, "direct").seconds > SIZE / 2 / scatter.rates.network_bytes_per_s
     hierarchical = row(all_reduce, "hierarchical")
     assert hierarchical.out_bytes == SIZE  # twice the half that the other node has to get
-    assert hierarchical.seconds < SIZE / all_reduce.rates.network
+    assert hierarchical.seconds < SIZE / all_reduce.rates.network_bytes_per_s
     assert row(all_reduce, "ring").out_bytes == 2 * SIZE * 15 / 16
 
 
@@ -94,7 +94,7 @@ def test_a_hierarchy_beats_rings_through_all_ports_as_its_page_says(ranks: int, 
         question = CollectiveQuestion("all-reduce", 2**power, ranks, overrides=(override,))
         collective = one_collective(question).priced
         rates, nodes, node = collective.rates, float(collective.group.domains), float(collective.group.inside)
-        link, port = rates.link, rates.network
+        link, port = rates.link_bytes_per_s, rates.network_bytes_per_s
         a_hierarchy = (node - 1) / (node * link) + (nodes - 1) / (ranks * port)
         bytes_s = 2**power * (a_hierarchy - (ranks - 1) / (ranks * min(link, node * port)))
         steps_s = (nodes - 1) * (node - 1) * rates.link_latency_s + rates.network_latency_s

@@ -77,7 +77,7 @@ def test_each_level_of_trees_over_switches_takes_a_latency_and_its_chunks() -> N
     """NCCL's NVLSTree: 20.9 us, and 16 channels x 8 ranks x 64 KiB over the eight ports of a node."""
     rates = rates_with(network="infiniband")
     few, many = (group_of(8 * nodes, 1, reach_of_ranks(8)) for nodes in (64, 128))
-    chunks_s = 16 * 8 * 2**16 / (8 * rates.network)
+    chunks_s = 16 * 8 * 2**16 / (8 * rates.network_bytes_per_s)
     seconds = [float(nccl_switched_trees_s(rates, group, GIB)) for group in (few, many)]
     assert seconds[1] - seconds[0] == pytest.approx(2 * (20.9e-6 + chunks_s))
     for others in (rates_with(network="efa"), rates_with("a100-sxm-80g", "infiniband")):

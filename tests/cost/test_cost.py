@@ -240,9 +240,9 @@ def test_a_group_shares_the_ports_of_its_domain() -> None:
     assert group_of(16, 8, reach_of_ranks(8)) == Group(16, 1)
     assert group_of(4, 2, reach_of_ranks(8)) == Group(4, 4)
     whole, alone = (ring_s(rates, group, size) for group in (Group(16, 8), Group(16, 1)))
-    assert alone == pytest.approx(size * 15 / 16 / rates.network, rel=1e-3)
-    assert whole == pytest.approx(max(alone / 8, size * 15 / 16 / rates.link), rel=1e-3)
-    chained = replace(rates, switch_reduce=0.0)
+    assert alone == pytest.approx(size * 15 / 16 / rates.network_bytes_per_s, rel=1e-3)
+    assert whole == pytest.approx(max(alone / 8, size * 15 / 16 / rates.link_bytes_per_s), rel=1e-3)
+    chained = replace(rates, switch_reduce_bytes_per_s=0.0)
     assert ring_s(chained, Group(8, 8), size, 2) == pytest.approx(2 * ring_s(rates, Group(8, 8), size), rel=1e-3)
     assert ring_s(rates, Group(1, 1), size) == all_to_all_s(rates, Group(1, 1), size) == 0
 

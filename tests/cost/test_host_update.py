@@ -30,7 +30,7 @@ def test_one_thread_updates_after_all_gradients_came(zero: int, moved: float) ->
     """Microbatches of 4 are one, so nothing adds up on the host."""
     of = run("deepspeed-2024", zero=zero, microbatch_size=4)
     rates, elements = rates_of(of, shipped()), of.shape.parameters / 8
-    host_s = moved * elements / rates.host_thread + 6.0 * elements / (rates.host_thread / 2)
+    host_s = moved * elements / rates.host_thread_bytes_per_s + 6.0 * elements / (rates.host_thread_bytes_per_s / 2)
     assert step("deepspeed-2024", zero=zero, microbatch_size=4).host == pytest.approx(host_s, rel=0.01)
 
 
@@ -55,7 +55,10 @@ def test_other_software_copies_while_it_updates() -> None:
     of = run("megatron-core", microbatch_size=4)
     rates, elements = rates_of(of, shipped()), of.shape.parameters / 8
     software = software_of("megatron-core")
-    host_s = max(software.updated_bytes / rates.host_memory, software.gradient_bytes / rates.host) * elements
+    host_s = (
+        max(software.updated_bytes / rates.host_memory_bytes_per_s, software.gradient_bytes / rates.host_bytes_per_s)
+        * elements
+    )
     assert step("megatron-core", microbatch_size=4).host == pytest.approx(host_s, rel=0.01)
 
 

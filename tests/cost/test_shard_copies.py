@@ -44,7 +44,7 @@ def test_a_layer_has_the_copies_of_its_parameters(software: str, copied: tuple[f
     run = replace(RUN, software=software)
     assert software_of(software).zero.copied == copied
     with_copies, without = layer_of(run, copied), layer_of(run, (0.0, 0.0))
-    element_s = SHAPE.kind_parameters("dense")[0] / Costing.of(run, shipped()).rates.memory
+    element_s = SHAPE.kind_parameters("dense")[0] / Costing.of(run, shipped()).rates.memory_bytes_per_s
     assert float(with_copies.forward - without.forward) == pytest.approx(copied[0] * element_s)
     assert float(with_copies.backward - without.backward) == pytest.approx(sum(copied) * element_s)
 
@@ -79,7 +79,7 @@ def test_the_step_has_the_copies_of_all_layers() -> None:
         step = step_time(run, shipped())
         return float(step.compute) - run.shape.layers * float(of_layer[1].forward + of_layer[1].backward)
 
-    element_s = SHAPE.kind_parameters("dense")[0] / Costing.of(RUN, shipped()).rates.memory
+    element_s = SHAPE.kind_parameters("dense")[0] / Costing.of(RUN, shipped()).rates.memory_bytes_per_s
     assert copies_s(32) - copies_s(16) == pytest.approx(16 * 2 * element_s, rel=1e-3)
 
 

@@ -24,6 +24,7 @@ Policy = frozenset[str]
 LAYER = "layer"
 KEEP_ALL: Policy = frozenset()
 WHOLE_LAYER: Policy = frozenset({LAYER})
+ALL_AGAIN = ("full", "stage")  # values of plan.recompute by which every operator is computed again
 
 # Only the next operator needs the output of a product, so recomputing the product without that operator frees nothing.
 NEEDS = {"qkv": "attention", "up": "activation"}

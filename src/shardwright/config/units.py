@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from shardwright.config.phrase import Phrase, say
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30  # bytes
+FLOAT32_BYTES = 4  # of a number, as masters and sums of gradients are
+DAY_S = 86_400
 
 _SECONDS = (  # (least seconds, unit in seconds, name of the unit)
-    (172_800.0, 86_400.0, "days"),
+    (2.0 * DAY_S, 1.0 * DAY_S, "days"),
     (7200.0, 3600.0, "h"),
     (120.0, 60.0, "min"),
     (1.0, 1.0, "s"),

@@ -125,7 +125,7 @@ def _software_with(
 
 def known_host(run: Run, rates: "Rates") -> "Rates":
     """The rates of a plan that offloads to the host. KeyError if those of the device's host are unknown."""
-    if not (rates.host and rates.host_memory):
+    if not (rates.host_bytes_per_s and rates.host_memory_bytes_per_s):
         raise KeyError(
             say(
                 "the plan keeps something in host memory, and {device} has no known host; add host_gb_per_s, "
@@ -146,12 +146,12 @@ class Rates:
     flops: float
     flops_product: float  # with the number type of the products: more than `flops` with fp8
     alone: float  # rate of wide products where no other device computes, over `flops`
-    memory: float
-    link: float
-    network: float
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    network_bytes_per_s: float
     domain: int
     multiprocessors: int
-    switch_reduce: float  # bytes/s at which switches sum the tensor of an all-reduce; 0 if they can't
+    switch_reduce_bytes_per_s: float  # bytes/s at which switches sum the tensor of an all-reduce; 0 if they can't
     link_latency_s: float  # of a step of a collective within a domain
     network_latency_s: float  # of a step between domains
     switched_trees: bool  # NCCL sums by trees over domains inside which switches sum
@@ -182,9 +182,9 @@ class Rates:
     shard_factor: float  # the same for ZeRO-3's gathers and scatters
     cast: float  # share of the traffic of casts to fp8 that is not fused
     element_bytes: int  # of a number of 16 or 32 bits
-    host: float  # between the device and its host, in one direction; 0 is unknown
-    host_memory: float  # of the host's memory, for each device; 0 is unknown
-    host_thread: float  # that one thread of the host reads and writes in its memory
+    host_bytes_per_s: float  # between the device and its host, in one direction; 0 is unknown
+    host_memory_bytes_per_s: float  # of the host's memory, for each device; 0 is unknown
+    host_thread_bytes_per_s: float  # that one thread of the host reads and writes in its memory
     measured: MeasuredDevice | None = None  # measurements of the device, which take precedence over these rates
     number: str = "bf16"  # number type of the computation, except narrow products
     busy: Numbers = 1  # ranks that compute at the same time
@@ -244,7 +244,7 @@ def _attention_constant(constants: Constants, device: DeviceSpec, software: Soft
 
 
 def is_known(constants: Constants, device: DeviceSpec, name: str) -> bool:
-    """True if a constant is one of the device's own or of its generation: it may be another one in general."""
+    """True if a device or its generation has a value of its own for a constant; else the common one applies."""
     is_own = device.constants is not None and name in device.constants.model_fields_set
     key, file_constants = f"{device.generation}.{name}", {}
     if catalog.is_file(device.generation):
@@ -356,15 +356,16 @@ def rates_of(run: Run, constants: Constants) -> Rates:
     # Of an array that is filled in part products alone take longer, and not what the kernel does beside them.
     attention /= 1 / device_rate(_attention_constant(constants, device, software)) + 1 / filled - 1
     return Rates(
-        flops=flops, flops_product=product, memory=known_fact(device, "memory_gb_per_s") * 1e9 * device_rate("memory"),
-        link=link_bytes_per_s(run, device) * device_rate("link_pcie" if is_pcie else "link"),
-        network=network.bytes_per_s(run.network_bytes_per_s or usual_network, max(1, run.devices_per_node)),
+        flops=flops, flops_product=product,
+        memory_bytes_per_s=known_fact(device, "memory_gb_per_s") * 1e9 * device_rate("memory"),
+        link_bytes_per_s=link_bytes_per_s(run, device) * device_rate("link_pcie" if is_pcie else "link"),
+        network_bytes_per_s=network.bytes_per_s(run.network_bytes_per_s or usual_network, max(1, run.devices_per_node)),
         domain=max(1, run.devices_per_node), multiprocessors=int(known_fact(device, "multiprocessors")),
         link_latency_s=run.node_latency_s or device_rate("link_latency_s"),
         network_latency_s=run.network_latency_s or network.step_s, gap_s=device_rate("gap_s"),
         launch_s=device_rate("launch_s"), switched_trees=network.switched_trees,
         peer_s=network.peer_s, collective_s=device_rate("collective_s"),
-        switch_reduce=0.0 if is_pcie else link_bytes_per_s(run, device) * device_rate("switch_reduce"),
+        switch_reduce_bytes_per_s=0.0 if is_pcie else link_bytes_per_s(run, device) * device_rate("switch_reduce"),
         attention_number=attention_number,
         attention_forward=attention, attention_backward=attention * device_rate(kernel.backward_constant),
         exponentials=device.exponentials_t_per_s * 1e12 * share or inf,
@@ -372,9 +373,9 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         attention_half=device_rate("attention_half"), inner_half=device_rate("inner_half"),
         alone=device_rate("alone"),
         misaligned=device_rate("misaligned"), unaligned=device_rate("unaligned"), element_bytes=run.grid.element_bytes,
-        host=device.host_gb_per_s * 1e9 * device_rate("host"),
-        host_memory=device.host_memory_gb_per_s * 1e9 * device_rate("host"), leak=device_rate("leak"),
-        host_thread=device_rate("host_thread"),
+        host_bytes_per_s=device.host_gb_per_s * 1e9 * device_rate("host"),
+        host_memory_bytes_per_s=device.host_memory_gb_per_s * 1e9 * device_rate("host"), leak=device_rate("leak"),
+        host_thread_bytes_per_s=device_rate("host_thread"),
         step_s=_step_s(device_rate, software), tensor_exposed=device_rate("tensor_exposed"),
         jitter=device_rate("jitter"), imbalance=device_rate("imbalance"),
         expert_spread=device_rate("expert_spread"), cast=device_rate("cast"),

@@ -154,8 +154,8 @@ def stepwise_s(rates: Rates, group: Group, steps: Sequence[Step], piece_bytes: f
 def _step_s(rates: Rates, group: Group, step: Step, piece_bytes: float) -> float:
     load = busiest_sender([step], int(group.inside))
     latency_s = rates.network_latency_s if load.out_of_rank else rates.link_latency_s
-    network_s = load.out_of_rank * piece_bytes / (rates.network * float(group.narrowest))
-    link_s = load.inside * piece_bytes / (rates.link * float(group.lanes))
+    network_s = load.out_of_rank * piece_bytes / (rates.network_bytes_per_s * float(group.narrowest))
+    link_s = load.inside * piece_bytes / (rates.link_bytes_per_s * float(group.lanes))
     return latency_s + max(link_s, network_s)
 
 

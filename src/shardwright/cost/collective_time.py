@@ -69,8 +69,8 @@ def nccl_ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers
     Optimization of collective communication operations in MPICH, section 3)."""
     domains = group.domains
     sent_bytes = rounds * size_bytes * (group.size - 1) / group.size
-    link_s = np.where(group.inside > 1, sent_bytes / (rates.link * group.lanes), 0.0)
-    network_s = np.where(domains > 1, sent_bytes / (rates.network * group.ports), 0.0)
+    link_s = np.where(group.inside > 1, sent_bytes / (rates.link_bytes_per_s * group.lanes), 0.0)
+    network_s = np.where(domains > 1, sent_bytes / (rates.network_bytes_per_s * group.ports), 0.0)
     bytes_s = np.maximum(link_s, network_s)
     # A part of the tensor takes all hops of the ring but one, the cheapest.
     spared = np.where(domains > 1, 1, 0)
@@ -90,14 +90,14 @@ def nccl_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
     """
     domains, inside = group.domains, group.inside
     chain_bytes = 2 * size_bytes * (inside - 1) / inside
-    chain_s = chain_bytes / (rates.link * group.lanes * np.where(domains > 1, _TREE_LINK, 1.0))
+    chain_s = chain_bytes / (rates.link_bytes_per_s * group.lanes * np.where(domains > 1, _TREE_LINK, 1.0))
     chain_latency_s = 2 * group.steps_inside * rates.link_latency_s
-    if rates.switch_reduce > 0:
+    if rates.switch_reduce_bytes_per_s > 0:
         is_switched = sums_in_switches(rates, group)
-        chain_s = np.where(is_switched, size_bytes / rates.switch_reduce, chain_s)
+        chain_s = np.where(is_switched, size_bytes / rates.switch_reduce_bytes_per_s, chain_s)
         chain_latency_s = np.where(is_switched, _SWITCHED_S, chain_latency_s)
     network_bytes = size_bytes * np.where(domains == 2, 1 / _PAIR_NETWORK, 2 / _TREE_NETWORK)
-    network_s = np.where(domains > 1, network_bytes / (rates.network * group.ports), 0.0)
+    network_s = np.where(domains > 1, network_bytes / (rates.network_bytes_per_s * group.ports), 0.0)
     bytes_s = np.maximum(chain_s, network_s)
     levels_s = 2 * np.log2(domains) * rates.network_latency_s
     plain_s = chain_latency_s + _TREE_STEP * levels_s + bytes_s
@@ -108,7 +108,7 @@ def nccl_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
 
 def sums_in_switches(rates: Rates, group: Group) -> Numbers:
     """True where the switches of each domain sum what its ranks send them once."""
-    return (group.inside >= _LEAST_SWITCHED) & (rates.switch_reduce > 0)
+    return (group.inside >= _LEAST_SWITCHED) & (rates.switch_reduce_bytes_per_s > 0)
 
 
 def nccl_switched_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
@@ -118,17 +118,17 @@ def nccl_switched_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Nu
     Infinite where there is one domain, where switches do not sum, or where NCCL takes no such trees over the network.
     """
     domains, inside = group.domains, group.inside
-    if not (rates.switch_reduce > 0 and rates.switched_trees):
+    if not (rates.switch_reduce_bytes_per_s > 0 and rates.switched_trees):
         return np.full_like(np.asarray(size_bytes * domains, dtype=float), np.inf)
     has_trees = sums_in_switches(rates, group) & (domains > 1)
     together = _CHANNELS * np.minimum(inside, _MOST_HEADS)
     chunk_bytes = np.where((domains < _FEW_DOMAINS) & (size_bytes >= 4 * together * _LARGE_CHUNK), _LARGE_CHUNK, _CHUNK)
     chunk_bytes = np.where(size_bytes < together * chunk_bytes, _SMALL_CHUNK, chunk_bytes)
-    ports_rate = rates.network * group.ports
+    ports_rate = rates.network_bytes_per_s * group.ports
     chunks_s = np.minimum(size_bytes, together * chunk_bytes) / ports_rate
     levels_s = 2 * np.log2(domains) * (_SWITCHED_TREE_STEP * rates.network_latency_s + chunks_s)
     network_s = np.where(domains == 2, 1, 2) * size_bytes / ports_rate
-    bytes_s = np.maximum(size_bytes / rates.switch_reduce, network_s)
+    bytes_s = np.maximum(size_bytes / rates.switch_reduce_bytes_per_s, network_s)
     return np.where(has_trees, rates.collective_s + _SWITCHED_S + levels_s + bytes_s, np.inf)
 
 
@@ -141,7 +141,7 @@ def nccl_aggregated_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> 
     is_alone = rates.aggregated_trees & (np.asarray(group.inside) == 1) & (np.asarray(group.size) > 1)
     steps_s = np.log2(np.maximum(group.size, 1)) * _AGGREGATED_STEP * rates.network_latency_s
     sent_bytes = size_bytes * (group.size - 1) / group.size
-    bytes_s = sent_bytes / (_AGGREGATED_NETWORK * rates.network * group.ports)
+    bytes_s = sent_bytes / (_AGGREGATED_NETWORK * rates.network_bytes_per_s * group.ports)
     return np.where(is_alone, rates.collective_s + steps_s + _AGGREGATED_RANK_S * group.size + bytes_s, np.inf)
 
 
@@ -180,9 +180,11 @@ def all_to_all_s(
     if _has_measurements(rates, "all_to_all"):
         return _measured_s(rates, group, "all_to_all", size_bytes)
     n, inside, crosses = group.size, group.inside, group.domains > 1
-    link_s = size_bytes * (inside - 1) / np.where(crossing_share < 1, inside, n) / rates.link
-    link_s = link_share * np.maximum(link_s, size_bytes * inside / n * group.all_to_all_link_load / rates.link)
-    network_s = size_bytes * group.network_share(crossing_share) / rates.network
+    link_s = size_bytes * (inside - 1) / np.where(crossing_share < 1, inside, n) / rates.link_bytes_per_s
+    link_s = link_share * np.maximum(
+        link_s, size_bytes * inside / n * group.all_to_all_link_load / rates.link_bytes_per_s
+    )
+    network_s = size_bytes * group.network_share(crossing_share) / rates.network_bytes_per_s
     between_s = 2 * rates.network_latency_s + (n - inside) * rates.peer_s
     latency_s = rates.collective_s + rates.link_latency_s + np.where(crosses, between_s, 0.0)
     is_two_hops = (np.asarray(crossing_share) < 1) & (not is_pipelined)
@@ -196,8 +198,8 @@ def message_s(rates: Rates, pipeline: Group, size_bytes: Numbers) -> Numbers:
         return _measured_s(rates, pipeline, "message", size_bytes)
     bytes_s = np.where(
         pipeline.domains == 1,
-        size_bytes / rates.link,
-        size_bytes * pipeline.oversubscription_slowdown / rates.network,
+        size_bytes / rates.link_bytes_per_s,
+        size_bytes * pipeline.oversubscription_slowdown / rates.network_bytes_per_s,
     )
     return bytes_s + message_latency_s(rates, pipeline)
 
@@ -217,6 +219,8 @@ def ring_pass_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: int = 1
     if _has_measurements(rates, "exchange"):
         return rounds * (n - 1) * _measured_s(rates, group, "exchange", size_bytes / (rounds * n))
     sent_bytes = size_bytes * (n - 1) / n
-    rate = np.where(group.domains == 1, rates.link * group.lanes, rates.network * group.narrowest)
+    rate = np.where(
+        group.domains == 1, rates.link_bytes_per_s * group.lanes, rates.network_bytes_per_s * group.narrowest
+    )
     latency_s = rounds * (n - 1) * message_latency_s(rates, group)
     return np.where(sent_bytes > 0, sent_bytes / rate + latency_s, 0.0)

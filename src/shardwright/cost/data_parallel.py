@@ -130,7 +130,7 @@ class DataParallel:
             sum(_collective_s(rates, shard, collective) for collective in collectives)
             for collectives in (summed, scattered)
         )
-        passes = facts.device_bytes * elements / rates.memory
+        passes = facts.device_bytes * elements / rates.memory_bytes_per_s
         seconds = np.where(grid.zero > 0, on_shares, on_all) + np.where(shard.size > 1, passes, 0.0)
         return seconds + ring_s(rates, copies, FLOAT32 * elements / shard.size, 2)
 
@@ -176,7 +176,7 @@ class DataParallel:
         matrices_s = orthogonal_s(self.run, self.rates, self.groups, self.ranks, updated)
         before_bytes = gradient_pass_bytes(self.software.gradient_passes, self.software.gradient_bytes) * sum(self.held)
         update_s = elementwise_s(self.rates, self.software, grid.optimizer, on_device)
-        return update_s + matrices_s + before_bytes / self.rates.memory
+        return update_s + matrices_s + before_bytes / self.rates.memory_bytes_per_s
 
     def update_s(self) -> tuple[Numbers, Numbers]:
         """(seconds of the update on the device, further seconds of the host), of the rank that holds most.

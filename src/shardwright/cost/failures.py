@@ -23,9 +23,9 @@ from shardwright.config.cluster import ClusterSpec
 from shardwright.config.cluster_facts import device_hours_between_failures
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import both, say
+from shardwright.config.units import FLOAT32_BYTES
 from shardwright.layers.arrays import Numbers
 
-_MASTER_BYTES = 4  # a master weight, in float32
 _EXAMPLE_HOURS, _EXAMPLE_GB_PER_S = 50_000.0, 20.0  # as somebody might set them
 
 
@@ -53,7 +53,7 @@ class Goodput:
 
 
 def checkpoint_bytes(
-    num_parameters: float, compute_bytes: int, moment_bytes: float, master_bytes: int = _MASTER_BYTES
+    num_parameters: float, compute_bytes: int, moment_bytes: float, master_bytes: int = FLOAT32_BYTES
 ) -> float:
     """Bytes of a checkpoint: optimizer state, with moments of `moment_bytes` a parameter, and the compute weights if
     they are not those that are updated, of `master_bytes`.

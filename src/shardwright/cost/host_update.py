@@ -25,8 +25,10 @@ def hosted_update_s(
     stated = np.where(np.asarray(grid.zero) == 3, facts.update[1], facts.update[0])
     share = moved_bytes / software.updated_bytes if software.updated_bytes else elements
     hosted_bytes = np.where(stated > 0, stated * share, moved_bytes)
-    memory = min(host.host_memory, host.host_thread) if facts.one_thread else host.host_memory
-    updated_s = hosted_bytes / memory
+    bytes_per_s = host.host_memory_bytes_per_s
+    if facts.one_thread:
+        bytes_per_s = min(bytes_per_s, host.host_thread_bytes_per_s)
+    updated_s = hosted_bytes / bytes_per_s
     if not facts.in_turn:
         copied_bytes = elements * max(software.gradient_bytes, grid.element_bytes)
         return np.maximum(updated_s, copied_bytes / host_link(software, host))
@@ -41,4 +43,5 @@ def accumulated_s(software: SoftwareSpec, grid: PlanGrid, host: Rates, elements:
 
 def host_link(software: SoftwareSpec, host: Rates) -> float:
     """Bytes/s of a copy between a device and its host."""
-    return host.host if software.host.pinned else min(host.host, host.host_thread / _STAGED)
+    bytes_per_s = host.host_bytes_per_s
+    return bytes_per_s if software.host.pinned else min(bytes_per_s, host.host_thread_bytes_per_s / _STAGED)

@@ -41,7 +41,7 @@ def product_s(rates: Rates, rows: Numbers, inner: Numbers, columns: Numbers, bat
     share = fill(*rounded, batch, rates.multiprocessors) * inner / (inner + rates.inner_half)
     share = share * _lines(rates, columns) * _lines(rates, inner)
     flops_s = 2.0 * batch * rows * inner * columns / (rate * share)
-    bytes_s = rates.element_bytes * batch * (rows * inner + inner * columns + rows * columns) / rates.memory
+    bytes_s = rates.element_bytes * batch * (rows * inner + inner * columns + rows * columns) / rates.memory_bytes_per_s
     return np.maximum(flops_s, bytes_s)
 
 
@@ -100,7 +100,7 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
     weight_grad: Numbers = 0.0
     for p in operator.products:
         if p.nf4_bytes:  # one kernel reads what is stored, and writes numbers (precision/nf4.py)
-            numbers_s = (p.nf4_bytes + rates.element_bytes) * p.batch * p.inner * p.columns / rates.memory
+            numbers_s = (p.nf4_bytes + rates.element_bytes) * p.batch * p.inner * p.columns / rates.memory_bytes_per_s
             forward, input_grad = forward + numbers_s, input_grad + numbers_s
         narrow = is_narrow and p.weight and not p.is_wide
         rate = rates.flops_product if narrow else rates.flops_wide
@@ -119,16 +119,20 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
         forward, input_grad = forward + passes[0], input_grad + passes[1]
         weight_grad = weight_grad + weight_s * (not p.is_frozen)
         if p.weight and not p.is_frozen:
-            weight_grad = weight_grad + _added_bytes(rates, software) * p.batch * p.inner * p.columns / rates.memory
+            weight_grad = (
+                weight_grad + _added_bytes(rates, software) * p.batch * p.inner * p.columns / rates.memory_bytes_per_s
+            )
         if narrow:
             cast = rates.cast if software.float8_fused else 1.0
-            forward = forward + cast * software.float8[0] * p.batch * p.rows * p.inner / rates.memory
-            input_grad = input_grad + cast * software.float8[1] * p.batch * p.rows * p.columns / rates.memory
+            forward = forward + cast * software.float8[0] * p.batch * p.rows * p.inner / rates.memory_bytes_per_s
+            input_grad = (
+                input_grad + cast * software.float8[1] * p.batch * p.rows * p.columns / rates.memory_bytes_per_s
+            )
             if software.float8_weight_gradients and not p.is_frozen:
                 elements = p.batch * p.rows * (p.inner + p.columns)
-                weight_grad = weight_grad + software.float8_gradient * elements / rates.memory
+                weight_grad = weight_grad + software.float8_gradient * elements / rates.memory_bytes_per_s
                 if software.float8_gradient:  # the product is a separate tensor, added later
-                    weight_grad = weight_grad + _ADDED_APART * p.batch * p.inner * p.columns / rates.memory
+                    weight_grad = weight_grad + _ADDED_APART * p.batch * p.inner * p.columns / rates.memory_bytes_per_s
     if operator.scores:
         forward = forward + scores_s(rates, operator.scores, False)
         input_grad = input_grad + scores_s(rates, operator.scores, True)
@@ -145,7 +149,7 @@ def _elementwise_s(rates: Rates, software: SoftwareSpec, operator: Operator) -> 
         forward, backward = measured.seconds(kernel, rates.number, rates.busy, operator.elements)
         is_there = np.asarray(operator.elements) > 0
         return np.where(is_there, forward, 0.0), np.where(is_there, backward, 0.0)
-    return operator.forward_bytes / rates.memory, operator.backward_bytes / rates.memory
+    return operator.forward_bytes / rates.memory_bytes_per_s, operator.backward_bytes / rates.memory_bytes_per_s
 
 
 def _added_bytes(rates: Rates, software: SoftwareSpec) -> int:

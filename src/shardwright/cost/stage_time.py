@@ -1,12 +1,13 @@
 """The cost of one microbatch on one pipeline rank: its layers' kernels, and the exposed part of their collectives."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from shardwright.config.layer_kind import has_experts, is_layer
+from shardwright.config.recompute_policy import ALL_AGAIN
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, Rates, known_host, rates_of, software_under
 from shardwright.cost.collective_time import all_to_all_s, exchange_s, ring_pass_s, ring_s
@@ -82,6 +83,27 @@ def _by_axis(exchanges: tuple[ExchangeTime, ...]) -> tuple[Numbers, Numbers, Num
 def _first_of_experts(chain: Chain) -> int:
     """Index of the first operator after attention in a layer with experts."""
     return 1 + next(index for index, operator in enumerate(chain) if operator.name == "attention join")
+
+
+def with_shards(
+    run: Run,
+    rates: Rates,
+    times: PieceTime,
+    shard_s: Callable[[], Iterable[Numbers]],
+    *,
+    hooks_s: Callable[[], tuple[Numbers, Numbers]],
+) -> PieceTime:
+    """The times of a piece, or of several as arrays, as the schedule and ZeRO-3 have them: weight gradients apart,
+    parameters gathered, gradients scattered, and modules hooked. `shard_s` and `hooks_s` are those of Costing, and are
+    asked for where a plan shards parameters."""
+    grid, software = run.grid, software_under(run)
+    times = times.where_split(are_put_off(grid))
+    if not np.any(grid.zero == 3):
+        return times
+    times = times.gathered(rates, software, tuple(shard_s()), gathers_for_a_pass(grid, software.zero))
+    if not (software.zero.hooks or software.zero.expert_hooks):
+        return times
+    return times.hooked(*hooks_s(), is_hooked=grid.zero == 3)
 
 
 @dataclass(frozen=True)
@@ -190,7 +212,7 @@ class Costing:
         gap_times = self._gaps_before_experts(kind)
         if has_experts(kind):
             gap_times += self._gaps_of_experts(kind)
-        if policy not in ("full", "stage"):
+        if policy not in ALL_AGAIN:
             return gap_times
         launched = gap_times.launched_backward + gap_times.launched_forward
         return replace(gap_times, again=gap_times.forward, launched_backward=launched)
@@ -227,7 +249,7 @@ class Costing:
         if not is_layer(kind) or not (zero.hooks or zero.expert_hooks):
             return 0.0, 0.0
         hooks = self._launches.of_hooks(kind) * gathers_for_a_pass(self.run.grid, zero)[0]
-        return self._launch_s * hooks, self._launch_s * hooks * (2 if policy in ("full", "stage") else 1)
+        return self._launch_s * hooks, self._launch_s * hooks * (2 if policy in ALL_AGAIN else 1)
 
     def piece(self, kind: str, policy: str = "none") -> PieceTime:
         """Seconds of one layer of a kind under a recompute policy, of the embedding or of the head."""
@@ -241,19 +263,16 @@ class Costing:
 
     @cached_property
     def _pieces(self) -> dict[tuple[str, str], PieceTime]:
-        """The pieces priced so far: their times and their gaps take the same."""
+        """The pieces priced so far, by (kind, policy). `piece` and `gaps` read them."""
         return {}
 
     def _priced(self, kind: str, policy: str) -> PieceTime:
         operators = self.before_experts(kind)
         if has_experts(kind):
             operators += self.experts()
-        piece_time = self.repeating(kind, policy, operators).where_split(are_put_off(self.run.grid))
-        counts, is_sharded = gathers_for_a_pass(self.run.grid, self.software.zero), np.any(self.run.grid.zero == 3)
-        if not is_sharded:
-            return piece_time
-        gathered = piece_time.gathered(self.rates, self.software, self.shard_s(kind), counts)
-        return gathered.hooked(*self.hooks_s(kind, policy), is_hooked=self.run.grid.zero == 3)
+        times = self.repeating(kind, policy, operators)
+        shard_s, hooks_s = partial(self.shard_s, kind), partial(self.hooks_s, kind, policy)
+        return with_shards(self.run, self.rates, times, shard_s, hooks_s=hooks_s)
 
     def before_experts(self, kind: str) -> Repeatable:
         """The time of the operators before the experts of a piece. It does not depend on where experts are placed."""
@@ -364,7 +383,7 @@ class Costing:
             if np.any(grid.offload_parameters):
                 gather += self._host_s(values / shard.size * np.asarray(grid.offload_parameters))
             scatter += self._pieces_s(shard, gradients, True) + ring_s(rates, copies, gradients / shard.size, 2)
-            is_cut, copied = (np.asarray(shard.size) > 1) / rates.memory, self.software.zero.copied
+            is_cut, copied = (np.asarray(shard.size) > 1) / rates.memory_bytes_per_s, self.software.zero.copied
             behind, before = behind + copied[0] * values / HALF * is_cut, before + copied[1] * elements * is_cut
         return gather, scatter, behind, before * (not shape.is_adapted)
 

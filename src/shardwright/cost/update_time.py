@@ -11,6 +11,7 @@ from shardwright.config.matrix import Matrix
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.software import SoftwareSpec
+from shardwright.config.units import FLOAT32_BYTES
 from shardwright.cost.calibration import Rates
 from shardwright.cost.collective_time import all_to_all_s
 from shardwright.cost.group_links import Groups
@@ -21,7 +22,6 @@ from shardwright.sharding.groups import SHARDS, layout
 from shardwright.sharding.matrix_exchange import MATRICES_EACH, orthogonal_flops
 from shardwright.sharding.optimizer_state import moments_of
 
-_FLOAT = 4  # bytes of an element of the gradient at the start of an update
 # Bytes of an exchanged element that `other_updates` assume, and how often an element moves.
 _NARROW, _OF_NARROW = 2, 9.0
 
@@ -50,7 +50,7 @@ def elementwise_s(rates: Rates, software: SoftwareSpec, optimizer: OptimizerSpec
     if is_measured and rates.measured is not None and rates.measured.knows("update", rates.number):
         (seconds,) = rates.measured.seconds("update", rates.number, rates.busy, updated.total)
         return np.where(updated.total > 0, seconds, 0.0)
-    return updated.moved_bytes(software, optimizer) / rates.memory
+    return updated.moved_bytes(software, optimizer) / rates.memory_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class _Work:
 
     total: int = 0
     largest: int = 0
-    number: int = 0
+    num_matrices: int = 0
     num_largest: int = 0
 
     @classmethod
@@ -162,10 +162,10 @@ def scratch_bytes(run: Run, ranks: PipelineRanks) -> Numbers:
     largest = max(matrix.num_elements // max(1, matrix.experts) // len(matrix.widths or (1,)) for matrix in matrices)
     shards = np.where(grid.zero > 0, layout(grid, SHARDS[False]).size, 1)
     common, experts = layer_work(shape, kind, 1)
-    num_matrices = layers * (common.number + experts.number / grid.ep)
+    num_matrices = layers * (common.num_matrices + experts.num_matrices / grid.ep)
     rows = _layer_elements(run, ranks) * layers / _exchanges(run, ranks, num_matrices, shards * grid.tp) / shards
     ways = 1 + 1.0 * (shards > 1) + 2.0 * (grid.tp > 1)
-    gradient_bytes = _FLOAT * (grid.gradient_bytes not in (0, _FLOAT))
+    gradient_bytes = FLOAT32_BYTES * (grid.gradient_bytes not in (0, FLOAT32_BYTES))
     return grid.element_bytes * (ways * rows + 4 * largest) + gradient_bytes * rows
 
 

@@ -264,10 +264,10 @@ class _Passes:
             return None
         rates = self.costing.rates
         if collective.reach == "inside nodes":
-            return collective.num_bytes / rates.link + collective.calls * rates.link_latency_s
+            return collective.num_bytes / rates.link_bytes_per_s + collective.calls * rates.link_latency_s
         if collective.reach == "between nodes":
             latency_s = rates.link_latency_s + rates.network_latency_s
-            return self._sent(collective).between / rates.network + collective.calls * latency_s
+            return self._sent(collective).between / rates.network_bytes_per_s + collective.calls * latency_s
         kind: Kind = _PRICED_AS.get(collective.kind, collective.kind)  # type: ignore[assignment]
         axis: Axis = collective.axis  # type: ignore[assignment]
         exchange = Exchange(kind, axis, collective.num_bytes / collective.calls)

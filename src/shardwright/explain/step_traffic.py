@@ -118,8 +118,8 @@ def _links(job: JobSpec, run: Run, costing: Costing) -> list[Link]:
     rates, words, world = costing.rates, link_words(job.cluster), job.plan.world
     node_size = node_devices(job.cluster) or world
     return [
-        *[Link(words.inside, run.node_bytes_per_s, rates.link)] * (min(node_size, world) > 1),
-        *[Link(words.between, run.network_bytes_per_s, rates.network)] * (world > node_size),
+        *[Link(words.inside, run.node_bytes_per_s, rates.link_bytes_per_s)] * (min(node_size, world) > 1),
+        *[Link(words.between, run.network_bytes_per_s, rates.network_bytes_per_s)] * (world > node_size),
     ]
 
 

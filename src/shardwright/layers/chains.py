@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from shardwright.config.model_shape import ModelShape
+from shardwright.config.recompute_policy import ALL_AGAIN
 from shardwright.config.software import SoftwareSpec
 from shardwright.layers import attention_operators as heads
 from shardwright.layers import embedding_head as ends
@@ -69,15 +70,15 @@ def _chain(c: Context) -> Chain:
 def kept_bytes(chain: Chain, policy: str) -> Numbers:
     """The bytes that a chain keeps of one microbatch from forward to backward under a policy of recomputation.
 
-    Cut.recompute has the policies. full: only the layer's input, which its first norm keeps in 16 bits. stage: nothing,
-    because the stage keeps its input. selective: all but the attention core's scores (Korthikanti et al. 2022, section
-    5). matmul: the results of attention and of every second product, and the input (torchtitan's "selective op", whose
-    list has no grouped products, which are those of routed experts).
-    kernel: those of attention, and the input (the same where products are no operators of torch, as in nvfp4). heads:
-    query, key and value, too (MaxText's policies that name these).
-    latents: all but what latent attention makes from its latents: query, key and value (Megatron-LM's mla_up_proj).
-    experts: all but norms' results and the half of a layer that has experts (Megatron-LM's modules layernorm and moe).
-    Names of operators: all but the results of these operators. A norm's result is kept as the input of products.
+    `PlanGrid.recompute` has the policies. full: only the layer's input, which its first norm keeps in 16 bits. stage:
+    nothing, because the stage keeps its input. selective: all but the attention core's scores (Korthikanti et al. 2022,
+    section 5). matmul: the results of attention and of every second product, and the input (torchtitan's "selective
+    op", whose list has no grouped products, which are those of routed experts). kernel: those of attention, and the
+    input (the same where products are no operators of torch, as in nvfp4). heads: query, key and value, too (MaxText's
+    policies that name these). latents: all but what latent attention makes from its latents: query, key and value
+    (Megatron-LM's mla_up_proj). experts: all but norms' results and the half of a layer that has experts (Megatron-LM's
+    modules layernorm and moe). Names of operators: all but the results of these operators. A norm's result is kept as
+    the input of products.
     """
     if policy == "stage":
         return 0.0
@@ -170,7 +171,7 @@ def share_run_again(operator: Operator, policy: str) -> float:
     """The share of an operator's forward that a policy computes again in the backward."""
     if operator.recompute_unit in ALWAYS_RECOMPUTED:
         return 1.0
-    if policy in ("full", "stage"):
+    if policy in ALL_AGAIN:
         return 1.0
     if policy == "selective":
         return float(operator.name == "attention" and operator.scores is None)

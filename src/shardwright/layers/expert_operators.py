@@ -1,7 +1,7 @@
 """The operators of a layer whose tokens are routed to experts, in place of an MLP.
 
-Experts are whole on a rank, or cut over tp like an MLP (`Cut.expert_tp`). If experts are whole, each tp rank sends its
-own tokens. If they are cut, each rank sends all tokens of the tp line to its part of the experts: under sequence
+Experts are whole on a rank, or cut over tp like an MLP (`PlanGrid.expert_tp`). If experts are whole, each tp rank sends
+its own tokens. If they are cut, each rank sends all tokens of the tp line to its part of the experts: under sequence
 parallel the tokens are gathered first, and in any case the parts of the experts' results are summed over tp after they
 came back (model/moe_block.py). Megatron-core gathers the rows after the all-to-all instead, once for each choice: less
 to send, more to gather.

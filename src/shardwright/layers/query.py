@@ -37,11 +37,11 @@ class PlanGrid:
     Each number may be an array of one length, with one entry per plan; fields that are not of type Numbers are the same
     for all plans. `zero_ranks` replicas share one set of ZeRO's shards; 0 is all of them. `precision` is the number
     type of the products, and `compute` that of everything else; "" is the same type, or bf16 beside narrow products.
-    `gradient_bytes` and `reduce_bytes` are of an element of an
-    accumulated gradient and of one in a reduction, `moment_bytes` of each of the `optimizer`'s moments; 0 is the
-    software's default. With `has_masters` weights of 16 bits have a copy in float32, which is updated.
-    Weight gradients and rows to experts are in fp8 if the software does so, or if requested here.
-    `bucket_bytes` are the bytes of the parameters whose gradients are reduced together; 0 is all.
+    `gradient_bytes` and `reduce_bytes` are of an element of an accumulated gradient and of one in a reduction,
+    `moment_bytes` of each of the `optimizer`'s moments; 0 is the software's default. With `has_masters` weights of 16
+    bits have a copy in float32, which is updated. Weight gradients and rows to experts are in fp8 if the software does
+    so, or if requested here. `bucket_bytes` are the bytes of the parameters whose gradients are reduced together; 0 is
+    all.
 
     If plans have several schedules, `schedule_number` is the place of each plan's schedule in SCHEDULES; -1 is
     `schedule`. `is_vee` if stages lie in a V and the schedule's name does not say so, as `auto` may place them.
@@ -49,9 +49,8 @@ class PlanGrid:
     If plans have several layouts, `layout_number` is the place of each plan's layout in `layouts`; -1 is `layout`.
 
     `recompute` is none; full (each layer) or stage (all of a stage), from its input; names of plan.recompute_operators,
-    in alphabetical order with "+" between; and, of other frameworks, selective (the attention core, if its scores are
-    kept) and matmul (all but the results of attention and of every second product). `policies` has it by layer if it is
-    not the same for all.
+    in alphabetical order with "+" between; and, of other frameworks, the others of LAYER_POLICIES. `policies` has it by
+    layer if it is not the same for all.
     """
 
     dp: Numbers = 1
@@ -299,7 +298,9 @@ def schedule_column(numbers: Numbers, fact: Callable[[ScheduleFacts], Any]) -> A
     return column
 
 
-# Names of policies in a PlanGrid, beside those of operators with "+" between.
+# Names of policies in a PlanGrid, beside those of operators with "+" between. What other frameworks compute again:
+# selective the attention core, if its scores are kept; matmul all but the results of attention and of every second
+# product; kernel, heads, latents and experts the parts of these names (layers/kept_inputs.py).
 LAYER_POLICIES = ("none", "full", "selective", "stage", "matmul", "kernel", "heads", "latents", "experts")
 
 

@@ -50,7 +50,7 @@ def _multiples() -> list[svg.Line]:
     ranks = _PRICED_NODES * 8
     priced = one_collective(CollectiveQuestion("all-reduce", sizes[0], ranks, _DEVICE)).priced
     rates, group = priced.rates, priced.group
-    one_port = replace(rates, network=rates.network / float(group.ports))
+    one_port = replace(rates, network_bytes_per_s=rates.network_bytes_per_s / float(group.ports))
     hierarchy = steps_of("all-reduce", "hierarchical", ranks, int(group.inside))
     lines = dict[str, list[tuple[float, float]]]()
     for place, size in enumerate(sizes):

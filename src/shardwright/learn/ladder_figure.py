@@ -75,14 +75,14 @@ def rungs() -> Iterator[Rung]:
     for device in (*_DEVICES, "mi300x", "h100-pcie"):
         entry, rates = device_entry(device), _rates(8, device)
         link = say("{link}, {device}", link=entry.link_name, device=device)
-        yield Rung(_LINK, link, entry.link_gb_per_s, rates.link / 1e9, rates.link_latency_s)
+        yield Rung(_LINK, link, entry.link_gb_per_s, rates.link_bytes_per_s / 1e9, rates.link_latency_s)
     for name, device in _HOSTS.items():
         yield Rung(_HOST, say("{link}, {device}", link=name, device=device), device_entry(device).host_gb_per_s)
     for name, device, kind in _PORTS:
         rates = _rates(16, device, f"cluster.network.kind={kind}")
         stated = device_entry(device).network_gb_per_s
         label = say("{link}, {device}", link=name, device=device)
-        yield Rung(_NETWORK, label, stated, rates.network / 1e9, rates.network_latency_s)
+        yield Rung(_NETWORK, label, stated, rates.network_bytes_per_s / 1e9, rates.network_latency_s)
 
 
 def _rates(ranks: int, device: str, *overrides: str) -> Rates:

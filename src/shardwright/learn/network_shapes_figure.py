@@ -31,7 +31,7 @@ def network_shapes() -> list[NetworkShape]:
     """A full fat tree, one with a part of the bandwidth upward, and a torus; each device has the same bandwidth."""
     ranks = _SIDE * _SIDE
     rates = one_collective(CollectiveQuestion("all-gather", _TENSOR_BYTES, 16, _DEVICE)).priced.rates
-    rates = replace(rates, link=rates.network, link_latency_s=rates.network_latency_s)
+    rates = replace(rates, link_bytes_per_s=rates.network_bytes_per_s, link_latency_s=rates.network_latency_s)
 
     def shape(name: str, group: Group) -> NetworkShape:
         ring_s = float(nccl_ring_s(rates, group, _TENSOR_BYTES, 2))

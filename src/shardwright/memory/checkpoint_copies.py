@@ -7,12 +7,11 @@ they are pinned, at their own size (parallel/pinned_memory.py).
 from collections.abc import Mapping
 
 from shardwright.config.job import JobSpec
+from shardwright.config.units import FLOAT32_BYTES
 from shardwright.memory.persistent_buffers import error_bytes
 from shardwright.memory.rank_state import StageState, UnitState, rank_state
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.optimizer_state import moment_bytes
-
-_FLOAT = 4
 
 
 def most_copied_bytes(job: JobSpec) -> int:
@@ -38,5 +37,5 @@ def _unit_bytes(job: JobSpec, unit: UnitState) -> int:
     num_writers = replicas.num_copies * (1 if replicas.zero else replicas.num_ranks)
     num_rounded = sum(place.shape[-1] if len(place.shape) > 1 else 1 for place in unit.places) if num_writers > 1 else 0
     num_copied = min(num_held, -(-num_held // num_writers) + num_rounded)
-    master_bytes = _FLOAT if unit.is_exact else job.precision.master_bytes
+    master_bytes = FLOAT32_BYTES if unit.is_exact else job.precision.master_bytes
     return num_copied * (master_bytes + moment_bytes(job.optimizer, job.precision, unit.by_matrix))

@@ -107,12 +107,12 @@ def _kept_at_end(run: Run, pieces: Mapping[str, Chain]) -> Numbers:
 @dataclass(frozen=True)
 class StageLayers:
     """Bytes of a rank's layers for one microbatch: `kept` from the forward to the backward, with what the stage keeps;
-    `offloaded` of these; more than that in the `in_turn` of a layer; and those of its blocks, beside their number."""
+    `offloaded` of these; more than that in the `in_turn` of a layer; the number of layers; and their blocks."""
 
     kept: Numbers
     offloaded: Numbers
     in_turn: Numbers
-    number: Array
+    num_layers: Array
     blocks: list[tuple[Array, StreamBlocks]]
     largest: Numbers
 

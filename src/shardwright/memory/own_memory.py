@@ -19,6 +19,7 @@ from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import sums_by_run
 from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, Policy
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.config.units import FLOAT32_BYTES
 from shardwright.cost.pipeline_bubble import alive_microbatches, in_flight_split, waiting_losses
 from shardwright.layers.arrays import Array, Numbers, distinct
 from shardwright.layers.layer_tensors import BLOCK
@@ -34,7 +35,7 @@ from shardwright.memory.activations import (
 )
 from shardwright.memory.kept_tensors import Bytes, Share
 from shardwright.memory.layer_memory import LayerMemory, further_layers
-from shardwright.memory.state_bytes import FLOAT, ElementBytes, HeldElements, state_bytes
+from shardwright.memory.state_bytes import ElementBytes, HeldElements, state_bytes
 from shardwright.sharding.groups import SHARDS, layout, num_replicas
 from shardwright.sharding.optimizer_state import moments_of
 
@@ -250,16 +251,17 @@ def held_state(
     values alone."""
     totals: list[Numbers] = [0.0 * num_elements[0] for _ in range(4)]
     of_matrices, of_others = (
-        len(moments_of(grid.optimizer, is_by_matrix)) * (grid.moment_bytes or FLOAT) for is_by_matrix in (True, False)
+        len(moments_of(grid.optimizer, is_by_matrix)) * (grid.moment_bytes or FLOAT32_BYTES)
+        for is_by_matrix in (True, False)
     )
     for elements, num_by_matrix, kind in zip(num_elements, by_matrix, SHARDS.values(), strict=False):
         moments = of_others + (of_matrices - of_others) * num_by_matrix / np.maximum(1.0, elements)
         shard = elements * np.where(grid.zero > 0, 1 / layout(grid, kind).size, 1.0)
         element = ElementBytes(
             grid.element_bytes,
-            grid.gradient_bytes or FLOAT,
+            grid.gradient_bytes or FLOAT32_BYTES,
             moments,
-            is_master=grid.element_bytes == FLOAT or not grid.has_masters,
+            is_master=grid.element_bytes == FLOAT32_BYTES or not grid.has_masters,
         )
         are_values_hosted = (grid.zero == 3) * grid.offload_parameters
         num = HeldElements(elements, shard, shard * grid.offload_optimizer)
@@ -300,7 +302,7 @@ def held_buffers(
     tables = table * ranks.num_tables(run.shape)
     num_layers = np.maximum(1, sum(ranks.layers))
     layer = np.maximum(0.0, num_borrowed - tables) / num_layers
-    values, gradient = grid.element_bytes, (grid.gradient_bytes or FLOAT) * trained_share
+    values, gradient = grid.element_bytes, (grid.gradient_bytes or FLOAT32_BYTES) * trained_share
     # The modules of further tokens use the table while the head is gathered, or on its way.
     num_tables = 2.0 if run.shape.mtp and not run.shape.tied else 1.0
     largest = np.minimum(tables, table) * np.where(ranks.head > 0, num_tables, 1.0)
@@ -327,5 +329,5 @@ def held_buffers(
             resident_routed + np.where(grid.zero < 3, num_borrowed - tables, stage)
         )
     if COMPRESSIONS[grid.compress].kept_elements is not None:
-        num_bytes = num_bytes + FLOAT * (common + routed * shares_routed) * (num_replicas(grid) > 1)
+        num_bytes = num_bytes + FLOAT32_BYTES * (common + routed * shares_routed) * (num_replicas(grid) > 1)
     return num_bytes

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.job import JobSpec
+from shardwright.config.units import FLOAT32_BYTES
 from shardwright.memory.rank_state import StageState, UnitState
 from shardwright.sharding.compression import compressed
 from shardwright.sharding.parameter_shard import ParameterShard
 
-_FLOAT = 4
 # The layers that have fp8 products.
 _LINEAR = {f"attention.{name}" for name in ("qkv", "q_up", "kv_up", "out")} | {
     f"{name}.{matrix}" for name in ("mlp", "moe.shared", "moe.experts") for matrix in ("up", "down")
@@ -69,7 +69,7 @@ def _cast_bytes(place: ParameterShard, recipe: str) -> int:
     rows = place.num_elements // (num_matrices * columns)
     facts = FLOAT8_RECIPES[recipe]
     num_scales: int = num_matrices * facts.weight_scales(rows, columns)
-    return facts.num_weight_casts * place.num_elements + _FLOAT * num_scales
+    return facts.num_weight_casts * place.num_elements + FLOAT32_BYTES * num_scales
 
 
 def error_bytes(job: JobSpec, unit: UnitState) -> int:
@@ -83,4 +83,4 @@ def error_bytes(job: JobSpec, unit: UnitState) -> int:
     if not places or kept_elements is None:
         return 0
     columns, shard_size = sum(place.shape[-1] for place in places), unit.layout.shard_size if unit.replicas.zero else 0
-    return _FLOAT * kept_elements(plan, num_elements, columns, ranks, shard_size)
+    return FLOAT32_BYTES * kept_elements(plan, num_elements, columns, ranks, shard_size)

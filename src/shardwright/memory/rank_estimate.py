@@ -125,7 +125,7 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     layer_bytes, loss_bytes = layers.in_turn, ranks.head * microbatch.loss
     working = np.maximum(layer_bytes, loss_bytes) + _libraries(software, ranks, microbatch.placeholders)
     num_sharded = sizes[0] if software.zero.whole_experts else sum(sizes)
-    held = gathered_bytes(run, software, num_sharded, np.maximum(1, layers.number))
+    held = gathered_bytes(run, software, num_sharded, np.maximum(1, layers.num_layers))
     buffers = np.maximum(layer_bytes + held[0], loss_bytes + held[1]) - np.maximum(layer_bytes, loss_bytes)
     trained = ranks.trained(shape, grid) if shape.is_adapted else sizes
     by_matrix = held_by_matrix(run, ranks, trained)

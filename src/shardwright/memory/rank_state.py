@@ -11,7 +11,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.nf4_rows import WORD_BYTES
 from shardwright.config.plan import PlanSpec
-from shardwright.memory.state_bytes import FLOAT
+from shardwright.config.units import FLOAT32_BYTES
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.buckets import bucket_elements, in_unit_order, unit_groups, unit_layout
 from shardwright.sharding.flat_buffer import FlatLayout
@@ -66,7 +66,7 @@ class UnitState:
         """Bytes of an element of its buffers of values, if those of the computation have `compute_bytes`."""
         if self.places[0].row_format:
             return WORD_BYTES
-        return FLOAT if self.is_exact else compute_bytes
+        return FLOAT32_BYTES if self.is_exact else compute_bytes
 
     @property
     def is_frozen(self) -> bool:

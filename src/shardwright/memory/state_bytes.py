@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config.array_math import where
-
-FLOAT = 4  # bytes of a master weight, and of a gradient on the host
+from shardwright.config.units import FLOAT32_BYTES
 
 Bytes = Any  # a number, or an array with one entry a plan
 
@@ -59,12 +58,12 @@ def state_bytes(
     """
     values = element.value * where(zero == 3, num.shard, num.all)
     are_away = are_values_hosted * (not is_one_memory)
-    master = FLOAT * element.is_updated
+    master = FLOAT32_BYTES * element.is_updated
     usual_master = master * (not element.is_master)
     device_master, host_master = where(are_away, master, usual_master), where(are_away, usual_master, master)
     return StateBytes(
         parameters=where(are_values_hosted, 0, values),
         gradients=element.gradient * where(zero >= 2, num.shard, num.all),
         optimizer=(num.shard - num.hosted) * (element.moments + device_master),
-        host=num.hosted * (element.moments + FLOAT + host_master) + where(are_values_hosted, values, 0),
+        host=num.hosted * (element.moments + FLOAT32_BYTES + host_master) + where(are_values_hosted, values, 0),
     )

@@ -17,7 +17,7 @@ from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import fixed, say
 from shardwright.config.progress_records import tell_part
-from shardwright.config.units import counted_phrase
+from shardwright.config.units import DAY_S, counted_phrase
 from shardwright.cost.calibration import Constants, shipped
 from shardwright.cost.money import Money, step_money
 from shardwright.memory.job_memories import fullest
@@ -82,7 +82,7 @@ class Scaling:
         """The table for JSON, with a row for each size."""
         table = []
         for point, tokens in zip(self.points, self.run_tokens, strict=True):
-            days = [total / point.tokens_per_s / 86400 for total in tokens]
+            days = [total / point.tokens_per_s / DAY_S for total in tokens]
             usd = point.usd_per_billion_tokens
             table.append(
                 {

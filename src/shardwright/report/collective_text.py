@@ -49,9 +49,11 @@ def _heading(collective: PricedCollective) -> Lines:
         place = fixed(words.inside)
         if words.link:
             place = say("{place} {link}", place=place, link=words.link)
-        lines.append(_rates(place, node_gb_per_s(cluster), rates.link, rates.link_latency_s))
+        lines.append(_rates(place, node_gb_per_s(cluster), rates.link_bytes_per_s, rates.link_latency_s))
     if nodes > 1:
-        lines.append(_rates(fixed(words.between), network_gb_per_s(cluster), rates.network, rates.network_latency_s))
+        lines.append(
+            _rates(fixed(words.between), network_gb_per_s(cluster), rates.network_bytes_per_s, rates.network_latency_s)
+        )
     return Lines(lines)
 
 

@@ -8,7 +8,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.percent import percent_text
 from shardwright.config.phrase import each, note_phrase, say
 from shardwright.config.text_columns import terminal_width
-from shardwright.config.units import GIB, counted_phrase, days_column, number_text, seconds_text, tokens_text
+from shardwright.config.units import DAY_S, GIB, counted_phrase, days_column, number_text, seconds_text, tokens_text
 from shardwright.cost.failures import Goodput
 from shardwright.cost.money import price_words
 from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPlan
@@ -161,7 +161,7 @@ def _cost_words(advice: Advice, plan: PricedPlan) -> str:
     objective = advice.objective
     tokens = tokens_text(objective.run_tokens)
     days, money = run_days(plan, objective), plan_cost(plan, objective).usd
-    time = say("{days} days", days=number_text(days)) if days >= 1 else seconds_text(86400.0 * days)
+    time = say("{days} days", days=number_text(days)) if days >= 1 else seconds_text(DAY_S * days)
     goodput = objective.goodput(plan.job)
     failures = say("without time lost to failures") if goodput is None else _failure_words(goodput)
     if money is None:
@@ -188,7 +188,7 @@ def _own_run_words(plan: PricedPlan, objective: Objective) -> list[str]:
     share = job.tokens_of_run / objective.run_tokens
     if "steps" not in job.optimizer.model_fields_set or abs(share - 1.0) < _SAME_RUN:
         return []
-    run = seconds_text(86400.0 * share * run_days(plan, objective))
+    run = seconds_text(DAY_S * share * run_days(plan, objective))
     usd = plan_cost(plan, objective).usd
     if usd is not None:
         run = say("{time} and {money}", time=run, money=usd_text(share * float(usd)))

@@ -13,7 +13,7 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import order_words
 from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
-from shardwright.config.units import days_column, number_text
+from shardwright.config.units import DAY_S, days_column, number_text
 from shardwright.cost.money import Money, step_money
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.neighbours import recompute_words
@@ -68,7 +68,7 @@ def _steps(plan: PricedPlan, objective: Objective) -> float:
 
 def run_days(plan: PricedPlan, objective: Objective) -> float:
     """Days of a run; with the time lost to failures only if the objective counts it."""
-    return _steps(plan, objective) * float(plan.time.total) / 86400.0
+    return _steps(plan, objective) * float(plan.time.total) / DAY_S
 
 
 def plan_cost(plan: PricedPlan, objective: Objective) -> Money:
@@ -182,7 +182,7 @@ def marked_words(plan: PricedPlan) -> str:
 def sizes_part(advice: Advice) -> Part:
     """A table of the sizes of the cluster that the objective compared; the chosen size is marked."""
     tokens, tried, chosen = advice.objective.run_tokens, advice.tried, advice.job.cluster.num_devices
-    time_heading, times = days_column([0.0 if s.token_s == math.inf else tokens * s.run_token_s / 86400 for s in tried])
+    time_heading, times = days_column([0.0 if s.token_s == math.inf else tokens * s.run_token_s / DAY_S for s in tried])
     rows: list[list[str]] = [[say("devices"), time_heading, say("device-hours"), say("money"), "kWh", ""]]
     for size, run_time in zip(tried, times, strict=True):
         note = "" if advice.objective.in_time(size.run_token_s) else say("too slow")

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH, Phrase, both, in_language, say
-from shardwright.config.units import GIB, days_column, seconds_text
+from shardwright.config.units import DAY_S, GIB, days_column, seconds_text
 from shardwright.cost.money import price_words
 from shardwright.planner.critical_batch import BatchLimits, Rescaled, rescaled
 from shardwright.planner.scaling import Point, Scaling, devices_text
@@ -134,7 +134,7 @@ def _betas(settings: Rescaled) -> str:
 
 def _rows(curve: Scaling) -> list[list[str]]:
     runs_days = [
-        [tokens / point.tokens_per_s / 86400 for tokens in sorted(run_tokens)]
+        [tokens / point.tokens_per_s / DAY_S for tokens in sorted(run_tokens)]
         for point, run_tokens in zip(curve.points, curve.run_tokens, strict=True)
     ]
     time_heading, times = days_column([days for runs in runs_days for days in runs])

@@ -21,11 +21,10 @@ from shardwright.config.array_math import least, most
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
-from shardwright.config.units import GIB, MIB
+from shardwright.config.units import FLOAT32_BYTES, GIB, MIB
 
 # Chunks of the loss.
 
-_FLOAT32 = 4
 _ON_CPU_BYTES = 32 * MIB  # if no device is named, ranks are processes on a CPU
 # The largest share of a GPU's memory: 2.5 GiB of 80, for 5,200 tokens of a vocabulary of 128,256 that is not cut. More
 # tokens than are enough gain nothing.
@@ -47,7 +46,7 @@ def loss_chunk_bytes(job: JobSpec) -> Any:
 
 def _token_bytes(job: JobSpec) -> Any:
     """Bytes of the float32 logits of a token, on one rank."""
-    return _FLOAT32 * -(-job.model.vocab // job.plan.tp)
+    return FLOAT32_BYTES * -(-job.model.vocab // job.plan.tp)
 
 
 def loss_positions(job: JobSpec) -> Any:

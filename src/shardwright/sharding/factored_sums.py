@@ -14,11 +14,10 @@ from functools import cached_property
 from itertools import accumulate
 
 from shardwright.config.model_shape import ModelShape
+from shardwright.config.units import FLOAT32_BYTES
 from shardwright.sharding.flat_buffer import FlatLayout, rows_of
 from shardwright.sharding.parameter_shard import Box, ParameterShard
 from shardwright.sharding.update_matrices import Range, UpdateMatrix, elements_within, update_matrices
-
-_FLOAT32 = 4
 
 
 @dataclass(frozen=True)
@@ -107,12 +106,12 @@ class FactoredSums:
     @property
     def scratch_bytes(self) -> int:
         """Bytes of the sums: by row and by column, of the weights and of the steps."""
-        return _FLOAT32 * (self.num_rows + self.num_columns + 2 * len(self.matrices))
+        return FLOAT32_BYTES * (self.num_rows + self.num_columns + 2 * len(self.matrices))
 
     @property
     def state_bytes(self) -> int:
         """Bytes of the factors."""
-        return _FLOAT32 * (self.num_rows + self.num_columns)
+        return FLOAT32_BYTES * (self.num_rows + self.num_columns)
 
     def sent_bytes(self, shard: int, index: int) -> Iterator[tuple[str, int]]:
         """The bytes summed along "shards" or "tp", the same on every rank of the line: the first round, then the
@@ -124,9 +123,9 @@ class FactoredSums:
         rounds = [*rounds, (number, len(crossing))] if self.has_factors else [(2 * number, 2 * len(crossing))]
         for over_shards, over_cut in rounds:
             if self.num_shards > 1:
-                yield "shards", _FLOAT32 * over_shards
+                yield "shards", FLOAT32_BYTES * over_shards
             if crossing:
-                yield "tp", _FLOAT32 * over_cut
+                yield "tp", FLOAT32_BYTES * over_cut
 
     def factors(self) -> Iterator[FactorBox]:
         """The factors of each parameter, as checkpoints have them: by row, and [experts, matrices, columns], without

@@ -29,13 +29,13 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from shardwright.config.units import FLOAT32_BYTES
 from shardwright.sharding.buffer_pool import BufferPool, Loan
 from shardwright.sharding.unit_sizes import UnitSizes
 
 # Reductions that a rank has under way at once. Each holds a buffer, and stages 2 and 3 are meant to save that memory.
 MOST_REDUCING = 2
 
-_FLOAT = 4  # bytes of an element of a gradient as the optimizer takes it, if it updates float32 weights
 
 Memory = TypeVar("Memory")
 
@@ -173,8 +173,8 @@ class UnitEvents(ABC, Generic[Memory]):
     def begin_update(self, factor: float, rate: float) -> None:
         """Begin to step with the summed gradients times `factor`."""
         sizes = self.sizes
-        is_cast = sizes.gradient_bytes < _FLOAT == sizes.master_bytes
-        self._exact = self.pool.borrow(sizes.shard_size * _FLOAT) if is_cast else None
+        is_cast = sizes.gradient_bytes < FLOAT32_BYTES == sizes.master_bytes
+        self._exact = self.pool.borrow(sizes.shard_size * FLOAT32_BYTES) if is_cast else None
         self._begin_update(self._exact, factor, rate)
 
     def end_update(self) -> None:

@@ -4,16 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardwright.config.kept_results import kept_by_identity
+from shardwright.layers.arrays import Array
 from shardwright.schedule.action import COMPUTE, Action, Kind
 from shardwright.schedule.schedule import Program
-
-Array = npt.NDArray[Any]
 
 _NUMBER = {kind: number for number, kind in enumerate(Kind)}
 

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.config.kept_results import kept_by_identity
+from shardwright.layers.arrays import Array
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import RULES, Buffer, LifetimeRule, num_bytes
 from shardwright.schedule.message_sizes import Sizes
-from shardwright.simulate.action_columns import Array, Columns
+from shardwright.simulate.action_columns import Columns
 
 Curve = tuple[tuple[float, int], ...]  # (time, number from then on), in order of time; 0 before the first
 

@@ -21,9 +21,9 @@ from shardwright.cost.collective_time import message_s
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.group_links import Groups
 from shardwright.cost.piece_time import PieceTime, Repeatable
-from shardwright.cost.pipeline_bubble import are_put_off, bubble, gathers_for_a_pass
+from shardwright.cost.pipeline_bubble import bubble
 from shardwright.cost.prediction_range import range_ends, share_of_experts
-from shardwright.cost.stage_time import Costing
+from shardwright.cost.stage_time import Costing, with_shards
 from shardwright.layers.arrays import Array, Numbers, only, stacked_rows
 from shardwright.layers.memo import Memo, layer_columns, layer_words, plain_columns, shard_columns, shard_words
 from shardwright.layers.query import PlanGrid, Run
@@ -283,17 +283,17 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> Ar
         return _rows(run, [costing.shard_s(kind) for kind in kinds])
 
     rows = memo.rows("piece", run, (pieces, *words), layer_columns, pieces_s).reshape(len(pieces), -1, len(grid.tp))
-    times, software = PieceTime(*rows.swapaxes(0, 1)), software_under(run)  # of all pieces at once
-    if software.sum_overlap:
-        times = times.where_split(are_put_off(grid))
-    if np.any(grid.zero == 3):
+
+    def shard_s() -> Array:
         rows = memo.rows("shard", run, shard_words(grid), shard_columns, sharded)
-        shard_s = rows.reshape(len(kinds), -1, rows.shape[-1])[[kinds.index(kind) for kind, _ in pieces]].swapaxes(0, 1)
-        times = times.gathered(rates, software, tuple(shard_s), gathers_for_a_pass(grid, software.zero))
-        if software.zero.hooks or software.zero.expert_hooks:
-            costing = Costing.of(run, constants)
-            ahead_s, behind_s = np.stack([_rows(run, [costing.hooks_s(*piece)]) for piece in pieces], axis=1)
-            times = times.hooked(ahead_s, behind_s, is_hooked=grid.zero == 3)
+        return rows.reshape(len(kinds), -1, rows.shape[-1])[[kinds.index(kind) for kind, _ in pieces]].swapaxes(0, 1)
+
+    def hooks_s() -> tuple[Array, Array]:
+        costing = Costing.of(run, constants)
+        ahead_s, behind_s = np.stack([_rows(run, [costing.hooks_s(*piece)]) for piece in pieces], axis=1)
+        return ahead_s, behind_s
+
+    times = with_shards(run, rates, PieceTime(*rows.swapaxes(0, 1)), shard_s, hooks_s=hooks_s)  # of all pieces at once
     return np.stack(times.waiting_for_host().values(), axis=1)
 
 

@@ -12,11 +12,12 @@ from functools import cached_property, partial
 import numpy as np
 
 from shardwright.config.kept_results import kept_by_identity
+from shardwright.layers.arrays import Array
 from shardwright.schedule.action import COMPUTE, RECV, Action, Kind
 from shardwright.schedule.buffer_lifetimes import Buffer
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Times
-from shardwright.simulate.action_columns import Array, Columns, columns_by_rank
+from shardwright.simulate.action_columns import Columns, columns_by_rank
 from shardwright.simulate.buffer_curves import Kept, LivesByBuffer, kept_on_rank, lives_on_rank
 from shardwright.simulate.waits import CAUSES, Cause, Waits, waits_by_rank
 

@@ -15,10 +15,11 @@ from math import inf
 
 import numpy as np
 
+from shardwright.layers.arrays import Array
 from shardwright.schedule.action import COMPUTE, Kind
 from shardwright.schedule.dependencies import MAKES, MESSAGES, NEEDS, Product
 from shardwright.schedule.schedule import Program
-from shardwright.simulate.action_columns import Array, step_actions
+from shardwright.simulate.action_columns import step_actions
 
 
 class Cause(StrEnum):

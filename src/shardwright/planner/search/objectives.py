@@ -19,6 +19,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
+from shardwright.config.units import DAY_S
 from shardwright.cost.calibration import Constants
 from shardwright.cost.failures import Goodput, reliability_gaps
 from shardwright.cost.run_goodput import job_goodput
@@ -31,7 +32,6 @@ from shardwright.planner.search.search import search
 Name = Literal["time", "goodput", "cost", "energy", "devices", "memory"]
 NAMES: tuple[Name, ...] = get_args(Name)
 REFERENCE_TOKENS = 1e12
-_DAY_S = 86400.0
 _SLACK = 1.05  # times the fastest plan's step that a plan with more room may take
 _WORSE = 1.25  # times the fewest days: once a size takes so many, smaller ones are not tried
 _HALVINGS = 5  # of the interval of the room: to a 32nd of a device
@@ -84,7 +84,7 @@ class Objective:
 
     def in_time(self, token_s: float) -> bool:
         """True if a plan that takes `token_s` seconds a token meets the deadline."""
-        return self.days == 0 or token_s * self.tokens <= self.days * _DAY_S
+        return self.days == 0 or token_s * self.tokens <= self.days * DAY_S
 
 
 def _memos() -> Callable[[int], Memo]:
@@ -233,7 +233,7 @@ def _fewest(job: JobSpec, objective: Objective, token_s_on: Callable[[int], floa
 
 
 def _too_slow(job: JobSpec, objective: Objective, token_s: float) -> str:
-    days = token_s * objective.tokens / _DAY_S
+    days = token_s * objective.tokens / DAY_S
     devices = job.cluster.num_devices
     return say(
         "the fastest plan on all {devices:,} devices takes {step_s:.3g} s for a step of {tokens_per_step:,} tokens, "

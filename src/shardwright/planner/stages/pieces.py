@@ -10,15 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, zip_longest
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardwright.config.phrase import say
+from shardwright.layers.arrays import Array
 from shardwright.sharding.stage_placement import StagePlacement
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from shardwright.config import largest
 from shardwright.config.phrase import both, say
+from shardwright.config.units import DAY_S
 
 Launcher = Literal["slurm", "kubernetes", "torchrun"]
 LAUNCHERS: tuple[Launcher, ...] = ("slurm", "kubernetes", "torchrun")
@@ -61,8 +62,8 @@ class LaunchOptions:
             return 60 * int(match["alone"])
         if match["whole_days"]:
             minutes = 60 * int(match["day_hours"]) + int(match["day_minutes"] or 0)
-            return 86400 * int(match["whole_days"]) + 60 * minutes
-        return 86400 * int(match["days"] or 0) + 3600 * int(match["hours"]) + 60 * int(match["minutes"]) + int(match[4])
+            return DAY_S * int(match["whole_days"]) + 60 * minutes
+        return DAY_S * int(match["days"] or 0) + 3600 * int(match["hours"]) + 60 * int(match["minutes"]) + int(match[4])
 
     def faults(self) -> list[str]:
         """All faults of the options, each with a way out."""
@@ -147,7 +148,7 @@ class LaunchOptions:
 
 def limit_text(seconds: int) -> str:
     """A time limit as Slurm writes it: "04:00:00", "2-00:00:00"."""
-    days, seconds = divmod(seconds, 86400)
+    days, seconds = divmod(seconds, DAY_S)
     hours, seconds = divmod(seconds, 3600)
     minutes, seconds = divmod(seconds, 60)
     return (f"{days}-" if days else "") + f"{hours:02d}:{minutes:02d}:{seconds:02d}"

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from shardwright.config.kept_results import kept_by_identity
+from shardwright.layers.arrays import Array
 from shardwright.report.timeline.colours import chunk_of, ink_on, shade
 from shardwright.schedule.action import COMPUTE, Action, Kind
 from shardwright.schedule.buffer_lifetimes import Buffer
 from shardwright.schedule.dependencies import MESSAGES, TRAVELS, Product
 from shardwright.schedule.schedule import Program
-from shardwright.simulate.action_columns import Array, step_actions
+from shardwright.simulate.action_columns import step_actions
 from shardwright.simulate.buffer_curves import Kept
 from shardwright.simulate.timeline import RankTimeline, Timeline
 

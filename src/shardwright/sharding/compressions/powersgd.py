@@ -4,13 +4,12 @@
 from typing import Any
 
 from shardwright.config.compression_facts import BucketCollective, CompressionFacts
-
-_FLOAT32 = 4  # bytes
+from shardwright.config.units import FLOAT32_BYTES
 
 
 def _summed(plan: Any, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[BucketCollective]:
     """An all-reduce for each of the two factors, of all matrices."""
-    return [BucketCollective("all_reduce", _FLOAT32 * plan.compress_rank * length) for length in (rows, columns)]
+    return [BucketCollective("all_reduce", FLOAT32_BYTES * plan.compress_rank * length) for length in (rows, columns)]
 
 
 def _kept_elements(plan: Any, num_elements: int, columns: int, num_ranks: int, shard_size: int) -> int:

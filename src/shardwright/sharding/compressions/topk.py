@@ -3,14 +3,15 @@
 from typing import Any
 
 from shardwright.config.compression_facts import BucketCollective, CompressionFacts
+from shardwright.config.units import FLOAT32_BYTES
 
-_INDEX, _FLOAT32 = 4, 4  # bytes
+_INDEX_BYTES = 4
 
 
 def _summed(plan: Any, num_elements: Any, rows: Any, columns: Any, num_ranks: Any) -> list[BucketCollective]:
     """An all-gather of each rank's largest elements, with their places."""
     count = -(-plan.compress_share * num_elements // 1)
-    return [BucketCollective("all_gather", num_ranks * count * (_INDEX + _FLOAT32))]
+    return [BucketCollective("all_gather", num_ranks * count * (_INDEX_BYTES + FLOAT32_BYTES))]
 
 
 FACTS = CompressionFacts(
