@@ -231,14 +231,16 @@ def test_attention_in_fp8() -> None:
 
 def test_a_card_on_pcie_has_the_share_of_pcie() -> None:
     constants = shipped() | {"common.link_pcie": 0.5}
-    assert rates_of(replace(RUN, device="l40s", node_bytes_per_s=32e9), constants).link == 16e9
+    assert rates_of(replace(RUN, device="l40s", node_bytes_per_s=32e9), constants).link_bytes_per_s == 16e9
     run = replace(RUN, device="h100-sxm")
-    assert rates_of(run, constants).link == rates_of(run, shipped()).link
+    assert rates_of(run, constants).link_bytes_per_s == rates_of(run, shipped()).link_bytes_per_s
 
 
 def test_where_nothing_is_said_the_network_is_that_of_the_device() -> None:
     run = replace(RUN, network_bytes_per_s=0.0, network="infiniband")
-    port, default = (rates_of(replace(run, device=device), shipped()).network for device in ("b300-sxm", "rtx-4090"))
+    port, default = (
+        rates_of(replace(run, device=device), shipped()).network_bytes_per_s for device in ("b300-sxm", "rtx-4090")
+    )
     assert port / default == pytest.approx(100e9 / shipped()["common.network_default"])
 
 

@@ -36,7 +36,7 @@ def test_one_thread_updates_after_all_gradients_came(zero: int, moved: float) ->
 
 def test_gradients_of_several_microbatches_come_and_go() -> None:
     of = run("deepspeed-2024")
-    each_s = 4.0 * of.shape.parameters / 8 / (rates_of(of, shipped()).host_thread / 2)
+    each_s = 4.0 * of.shape.parameters / 8 / (rates_of(of, shipped()).host_thread_bytes_per_s / 2)
     one, four = (step("deepspeed-2024", microbatch_size=size).host for size in (4, 1))
     assert four - one == pytest.approx(4 * each_s, rel=0.01)
 

@@ -71,11 +71,11 @@ def test_a_ring_leaves_a_switch_once(size: int, stride: int) -> None:
     """Groups of one kind fill a switch: each has its part of the links upward for what passes a rank once."""
     group = group_of(size, stride, reach_of_ranks(8, Topology(((32, 0.25),))))
     expected = BIG * (size - 1) / size
-    passed = [expected / RATES.link] if group.inside > 1 else []
+    passed = [expected / RATES.link_bytes_per_s] if group.inside > 1 else []
     if size * stride > 8 and size > 1:
-        passed.append(expected / RATES.network / group.inside)
+        passed.append(expected / RATES.network_bytes_per_s / group.inside)
     if size * stride > 32 and size > 1:
-        passed.append(expected / RATES.network / (max(1, 32 // stride) * 0.25))
+        passed.append(expected / RATES.network_bytes_per_s / (max(1, 32 // stride) * 0.25))
     assert ring_s(RATES, group, BIG) == pytest.approx(max(passed, default=0.0), rel=1e-3)
 
 
@@ -92,14 +92,14 @@ def test_one_rank_communicates_nothing(stride: int, domain: int, topology: Topol
 def test_a_group_on_a_torus_gets_its_rings(size: int, stride: int, links: int) -> None:
     """A full axis of 4 is a ring, both ways; a part of one is a line; several axes carry a part each."""
     group = group_of(size, stride, reach_of_ranks(64, Topology(torus=(4, 4, 4))))
-    one = RATES.link / 6
+    one = RATES.link_bytes_per_s / 6
     assert ring_s(RATES, group, BIG) == pytest.approx(BIG * (size - 1) / size / (links * one), rel=1e-3)
 
 
 def test_an_all_to_all_on_a_torus_is_bound_by_its_bisection() -> None:
     """On a ring of n, half of what n / 2 ranks send crosses 2 links each way: size n / 8 a link."""
     group = group_of(16, 1, reach_of_ranks(256, Topology(torus=(16, 16))))
-    assert all_to_all_s(RATES, group, BIG) == pytest.approx(BIG * 16 / 8 / (RATES.link / 4), rel=1e-3)
+    assert all_to_all_s(RATES, group, BIG) == pytest.approx(BIG * 16 / 8 / (RATES.link_bytes_per_s / 4), rel=1e-3)
 
 
 def test_pods_of_a_torus_are_joined_by_a_network() -> None:
@@ -122,7 +122,7 @@ def test_sockets_carry_less_than_a_fast_port(gbit_per_s: float, ports: int, reac
     """GB/s of a node of 8 over TCP: a share of slow ports, and of each 100 Gbit/s what a few threads copy."""
     links = {"inter_node": {"bandwidth_gb_per_s": gbit_per_s / 8}, "topology": {"rails": ports}}
     by_kind = {
-        kind: 8e-9 * rates_of(run_of(job(**links, network={"kind": kind})), CONSTANTS).network
+        kind: 8e-9 * rates_of(run_of(job(**links, network={"kind": kind})), CONSTANTS).network_bytes_per_s
         for kind in ("tcp", "infiniband")
     }
     assert by_kind["tcp"] == pytest.approx(reached)
@@ -139,7 +139,7 @@ def test_a_job_says_what_joins_its_nodes() -> None:
     assert rates_of(RUN, CONSTANTS).network_latency_s == NETWORKS["unknown"].step_s
     over_efa = rates_of(run_of(job(network={"kind": "efa"})), CONSTANTS)
     assert over_efa.network_latency_s == NETWORKS["efa"].step_s
-    assert over_efa.network == pytest.approx(50e9 * NETWORKS["efa"].share)
+    assert over_efa.network_bytes_per_s == pytest.approx(50e9 * NETWORKS["efa"].share)
     torus = run_of(job(topology={"torus": [4, 4, 4]}))
     assert (torus.devices_per_node, torus.topology.torus) == (math.prod((4, 4, 4)), (4, 4, 4))
 

@@ -48,12 +48,11 @@ class DataParallel:
         """Seconds of (reducing gradients, the last bucket of them, gathering parameters) by themselves, by rank."""
         grid, rates, groups = self.run.grid, self.rates, self.groups
         reduce_s, last_s, gather_s = 0.0, 0.0, 0.0
-        shards = [(groups.shard, groups.copies, self.held[0])]
-        if self.run.shape.experts:
-            shards.append((groups.expert_shard, groups.expert_copies, self.held[1]))
+        shards = [(groups.shard, groups.copies), (groups.expert_shard, groups.expert_copies)]
         gathered_bytes = grid.gathered_bytes(self.software.float8_gather)
-        for shard, copies, elements in shards:
-            kind_s, bucket_s = self._reduced(shard, copies, elements)
+        for are_experts, (shard, copies) in enumerate(shards[: 2 if self.run.shape.experts else 1]):
+            elements = self.held[are_experts]
+            kind_s, bucket_s = self._reduced(shard, copies, are_experts=bool(are_experts))
             reduce_s, last_s = reduce_s + kind_s, last_s + bucket_s
             num_turns = self._num_turns(shard)
             turn_bytes = gathered_bytes * elements * (grid.zero > 0) / num_turns
@@ -99,11 +98,11 @@ class DataParallel:
         # The last bucket is full when the backward ends.
         return np.maximum(exposed_s, last_s) if self.run.grid.bucket_bytes else exposed_s
 
-    def _reduced(self, shard: Group, copies: Group, elements: Array) -> tuple[Numbers, Numbers]:
-        """(seconds of reducing the gradients of one kind of parameters, of their last bucket alone)."""
-        grid, software, rates = self.run.grid, self.software, self.rates
+    def _reduced(self, shard: Group, copies: Group, *, are_experts: bool) -> tuple[Numbers, Numbers]:
+        """(seconds of reducing the gradients of common parameters or of experts', of their last bucket alone)."""
+        grid, software, rates, elements = self.run.grid, self.software, self.rates, self.held[are_experts]
         if COMPRESSIONS[grid.compress].method:
-            seconds = self._compressed_s(shard, copies, elements)
+            seconds = self._compressed_s(shard, copies, are_experts=are_experts)
             return seconds, seconds
         buckets: Numbers = 1
         if grid.bucket_bytes:
@@ -116,14 +115,14 @@ class DataParallel:
             bucket_s = bucket_s + ring_s(rates, copies, size / shard.size, 2)
         return buckets * bucket_s, bucket_s
 
-    def _compressed_s(self, shard: Group, copies: Group, elements: Array) -> Numbers:
+    def _compressed_s(self, shard: Group, copies: Group, *, are_experts: bool) -> Numbers:
         """Seconds of a method's collectives, and of its own passes over the gradients.
 
         With hybrid sharding, shards are summed over their copies uncompressed.
         """
-        grid, rates = self.run.grid, self.rates
+        grid, rates, elements = self.run.grid, self.rates, self.held[are_experts]
         facts = COMPRESSIONS[grid.compress]
-        rows, columns = self._sides(elements) if facts.takes is not None else (0.0, 0.0)
+        rows, columns = self._sides() if facts.takes is not None and not are_experts else (0.0, 0.0)
         summed = facts.summed(grid, elements, rows, columns, shard.size)
         scattered = facts.scattered(elements, shard.size) if facts.scattered is not None else summed
         on_all, on_shares = (
@@ -134,10 +133,8 @@ class DataParallel:
         seconds = np.where(grid.zero > 0, on_shares, on_all) + np.where(shard.size > 1, passes, 0.0)
         return seconds + ring_s(rates, copies, FLOAT32 * elements / shard.size, 2)
 
-    def _sides(self, elements: Array) -> tuple[Numbers, Numbers]:
+    def _sides(self) -> tuple[Numbers, Numbers]:
         """Sums of (rows, columns) of a rank's matrices. Experts' matrices count with the common ones."""
-        if elements is self.held[1]:
-            return 0.0, 0.0
         run, ranks = self.run, self.ranks
         pieces, tables = chains(run.shape, run.grid, self.software), ranks.embedding + ranks.head
         rows, columns = tables * run.shape.vocab / run.grid.tp, tables * run.shape.hidden

@@ -137,7 +137,7 @@ def orthogonal_s(run: Run, rates: Rates, groups: Groups, ranks: PipelineRanks, u
         owners = np.where(grid.zero > 0, shard.size, 1) * tp_size
         total, num_matrices, num_largest = (
             sum(layers * getattr(work, name) for layers, work in zip(ranks.layers, works, strict=True)) / spread
-            for name in ("total", "number", "num_largest")
+            for name in ("total", "num_matrices", "num_largest")
         )
         exchanges = _exchanges(run, ranks, num_matrices, owners)
         # In each exchange some owner has the most of the largest matrices: their number over the owners, rounded up.

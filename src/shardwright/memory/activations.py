@@ -20,7 +20,7 @@ from shardwright.layers.layer_tensors import BLOCK, ENDS, MLP, LabelledTensor, L
 from shardwright.memory.attention_activations import attention_of
 from shardwright.memory.cast_inputs import BOTH, cast_inputs, waiting_operands
 from shardwright.memory.kept_chain import Chain, LayerPart, UnitTensors, activation_keeps, chain_bytes, kept_chain
-from shardwright.memory.kept_tensors import IN_ENDS, IN_MLP, Bytes, Rows, Share, TensorBytes, Tensors
+from shardwright.memory.kept_tensors import IN_ENDS, IN_MLP, Bytes, InnerTensor, Rows, Share, TensorBytes, Tensors
 from shardwright.memory.moe_activations import expected_rows, experts_of
 from shardwright.memory.working_memory import BackwardNeed, OperatorNeeds, most_needed
 
@@ -198,13 +198,19 @@ def documents_kept(job: JobSpec) -> TensorBytes:
     return Share.of(job).bytes_of(tensors)
 
 
+def rows_kept(job: JobSpec, distance: int = 0) -> tuple[InnerTensor, ...]:
+    """The tensors of token ids that a lookup keeps: none where the batch has them as they are. A module that predicts
+    further tokens looks up those at a `distance`."""
+    plan = job.plan
+    is_cut, is_picked = holds(plan.tp > 1), holds(plan.cp > 1) and not plan.trades_heads
+    has_rows = is_cut or is_picked or distance > 1 or job.data.separate_documents
+    return (IN_ENDS.rows,) * has_rows + (IN_ENDS.rows_elsewhere,) * is_cut
+
+
 def embedding_kept(job: JobSpec) -> TensorBytes:
     """Bytes of the tensors that the first stage keeps of one microbatch besides its layers. Token ids need no memory of
     their own, since the batch has them, unless a rank picks its part or removes the marks of documents."""
-    plan = job.plan
-    is_cut, is_picked = holds(plan.tp > 1), holds(plan.cp > 1) and not plan.trades_heads
-    tensors = [IN_ENDS.rows] if is_cut or is_picked or job.data.separate_documents else []
-    tensors += [IN_ENDS.rows_elsewhere] if is_cut else []
+    tensors = [*rows_kept(job)]
     tensors += [IN_ENDS.positions] if job.model.positions == "learned" else []
     share = Share.of(job)
     normed = (ENDS.embedded, IN_ENDS.embedding_statistics) if job.model.embedding_norm else ()

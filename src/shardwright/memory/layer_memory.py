@@ -8,11 +8,11 @@ the head (`head_kept`). Sizes are bytes on one rank, of one microbatch.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.config.array_math import holds, most
+from shardwright.config.array_math import most
 from shardwright.config.job import JobSpec
 from shardwright.config.recompute_policy import Policy
 from shardwright.layers.layer_tensors import BLOCK, ENDS
-from shardwright.memory.activations import Layer, layer_of
+from shardwright.memory.activations import Layer, layer_of, rows_kept
 from shardwright.memory.kept_tensors import IN_ENDS, Bytes, Share, TensorBytes
 from shardwright.memory.working_memory import OperatorNeeds
 
@@ -43,12 +43,8 @@ class LayerMemory:
 def before_block(job: JobSpec, distance: int) -> TensorBytes:
     """Bytes of the tensors that the module for the token at `distance` keeps before its block: of the lookup, of two
     norms and of the product of their results."""
-    plan = job.plan
-    is_cut, is_picked = holds(plan.tp > 1), holds(plan.cp > 1) and not plan.trades_heads
-    has_rows = is_cut or is_picked or distance > 1 or job.data.separate_documents  # else the batch has them
-    rows = (IN_ENDS.rows,) * has_rows + (IN_ENDS.rows_elsewhere,) * is_cut
     norms = ENDS.embedded, IN_ENDS.hidden_states, IN_ENDS.joined_statistics
-    return Share.of(job).bytes_of((*rows, *norms, ENDS.joined))
+    return Share.of(job).bytes_of((*rows_kept(job, distance), *norms, ENDS.joined))
 
 
 def further_layers(job: JobSpec, policy: Policy, works: bool) -> Iterator[LayerMemory]:
