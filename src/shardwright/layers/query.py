@@ -298,9 +298,9 @@ def schedule_column(numbers: Numbers, fact: Callable[[ScheduleFacts], Any]) -> A
     return column
 
 
-# Names of policies in a PlanGrid, beside those of operators with "+" between. What other frameworks compute again:
-# selective the attention core, if its scores are kept; matmul all but the results of attention and of every second
-# product; kernel, heads, latents and experts the parts of these names (layers/kept_inputs.py).
+# Names of policies in a PlanGrid, beside those of operators with "+" between. Other frameworks compute again:
+# selective, the attention core, if its scores are kept; matmul, all but the results of attention and of every second
+# product; kernel, heads, latents and experts, the parts of these names (layers/chains.py).
 LAYER_POLICIES = ("none", "full", "selective", "stage", "matmul", "kernel", "heads", "latents", "experts")
 
 

@@ -47,6 +47,14 @@ class StateBytes:
     optimizer: Bytes
     host: Bytes
 
+    def __add__(self, other: "StateBytes") -> "StateBytes":
+        return StateBytes(
+            self.parameters + other.parameters,
+            self.gradients + other.gradients,
+            self.optimizer + other.optimizer,
+            host=self.host + other.host,
+        )
+
 
 def state_bytes(
     num: HeldElements, element: ElementBytes, zero: Bytes, are_values_hosted: Bytes, is_one_memory: bool
