@@ -23,7 +23,7 @@ def row(collective: PricedCollective, name: str) -> PricedAlgorithm:
 def test_one_node_takes_alpha_and_beta() -> None:
     collective = priced("all-reduce", 8)
     rates, n = collective.rates, 8
-    ring, halving = row(collective, "ring"), row(collective, "halving, doubling")
+    ring, halving = row(collective, "ring"), row(collective, "halving-doubling")
     bytes_s = 2 * SIZE * (n - 1) / n / rates.link_bytes_per_s
     assert (ring.num_steps, halving.num_steps) == (2 * (n - 1), 2 * math.log2(n))
     for algorithm in (ring, halving):

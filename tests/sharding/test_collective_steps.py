@@ -35,7 +35,7 @@ def test_a_rank_can_neither_send_what_it_lacks_nor_add_twice() -> None:
     [
         # In pieces of an eighth of the tensor; two nodes of 4. A ring sends 2 (n - 1) of n pieces, whatever n is.
         ("all-reduce", "ring", 14, 14, 14),
-        ("all-reduce", "halving, doubling", 6, 12, 8),
+        ("all-reduce", "halving-doubling", 6, 12, 8),
         ("all-reduce", "tree", 6, 16, 8),
         ("all-reduce", "hierarchical", 8, 12, 8),
         ("all-gather", "ring", 7, 7, 7),

@@ -204,7 +204,7 @@ _ALGORITHMS: Mapping[CollectiveKind, Mapping[str, Steps]] = {
     "broadcast": {
         "ring": _ring_broadcast,
         "tree": _tree_broadcast,
-        "scatter, all-gather": _in_turn(_tree_scatter, _ring_all_gather),
+        "scatter-gather": _in_turn(_tree_scatter, _ring_all_gather),
     },
     "scatter": {"direct": _direct_scatter, "tree": _tree_scatter},
     "gather": {"direct": _direct_gather, "tree": _tree_gather},
@@ -215,7 +215,7 @@ _ALGORITHMS: Mapping[CollectiveKind, Mapping[str, Steps]] = {
         "ring": _in_turn(_ring_reduce_scatter, _ring_all_gather),
         "direct": _in_turn(_direct_exchange, _direct_all_gather),
         "tree": _in_turn(_tree_reduce, _tree_broadcast),
-        "halving, doubling": _HALVING_DOUBLING,
+        "halving-doubling": _HALVING_DOUBLING,
     },
     "all-to-all": {"direct": _direct_exchange},
 }

@@ -131,7 +131,7 @@ def comparison(studies: Sequence[Study]) -> list[list[str]]:
             _range(bubbles.peak_activations),
             say("{copies} x", copies=copies),
         ]
-        rows.append([*row, str(bubbles.messages)])
+        rows.append([*row, number(bubbles.messages)])
     return rows
 
 

@@ -181,5 +181,8 @@ def readable(expression: str) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits; rounding errors of zero are zero."""
+    """Four significant digits, from a thousand on one decimal: "4.5", "12,000", "3,004.5". Rounding errors of zero are
+    zero."""
+    if abs(value) >= 1000:
+        return f"{value:,.1f}".removesuffix(".0")
     return f"{0.0 if abs(value) < 1e-9 else value:.4g}"
