@@ -253,7 +253,7 @@ def _loss(bench: Bench, job: JobSpec) -> Row:
     known, answer = rates(bench, job), None
     if known:
         shapes = ((tokens, m.hidden, m.vocab), (tokens, m.vocab, m.hidden), (m.vocab, tokens, m.hidden))
-        moved = sum(loss_traffic(software_of("shardwright").loss)) * tokens * m.vocab / known.memory
+        moved = sum(loss_traffic(software_of("shardwright").loss)) * tokens * m.vocab / known.memory_bytes_per_s
         answer = float(moved + sum(product_s(known, *shape, 1, rate=known.flops) for shape in shapes))
     done = _Done(6.0 * tokens * m.hidden * m.vocab, predicted_s=answer)
     return _measured(bench, {"forward and backward": (both, done)})
@@ -274,7 +274,7 @@ def _update(bench: Bench) -> Row:
         masters.write_values(values)
 
     known = rates(bench, job)
-    answer = software_of("shardwright").update * size / known.memory if known else None
+    answer = software_of("shardwright").update * size / known.memory_bytes_per_s if known else None
     return _measured(bench, {"update": (update, _Done(0, 30 * size, predicted_s=answer))})
 
 

@@ -103,7 +103,7 @@ def test_plan_from_says_what_it_costs_and_which_flags_to_change(script: str) -> 
     assert done.exit_code == 0
     text = done.stdout
     assert text.startswith("As it stands, Megatron-LM takes ")
-    assert "MFU" in text and "1. 3.2" in text and "times as fast" in text
+    assert "MFU" in text and re.search(r"1\. \d\.\d", text) and "times as fast" in text
     assert "--tensor-model-parallel-size 8 -> 1" in text and "- --recompute-granularity full" in text
 
 

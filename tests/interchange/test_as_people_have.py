@@ -127,7 +127,7 @@ def test_experts_of_a_fork_are_counted_with_its_defaults() -> None:
 def test_a_device_without_flash_attention_keeps_its_scores() -> None:
     job = imported("megatron", "g1-no-flash.sh", device="v100-sxm-32g").job
     assert job.cluster.software == "megatron-2022"
-    assert imported("megatron", "g1-no-flash.sh").job.cluster.software == "megatron-core"
+    assert imported("megatron", "g1-no-flash.sh").job.cluster.software == "megatron-core+plain-loss"
 
 
 def test_one_configuration_of_zero_is_one_job() -> None:

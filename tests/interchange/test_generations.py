@@ -6,6 +6,8 @@ import pytest
 
 from interchange.test_faults import LLAMA, MEGATRON, read
 from shardwright.api.plans_of_system import held_to
+from shardwright.config.load import load_job
+from shardwright.interchange.exported import exported
 from shardwright.interchange.system import SYSTEMS
 from shardwright.planner.search.constraints import Constraints
 
@@ -26,8 +28,28 @@ def test_the_generation_has_all_that_the_script_uses(flags: str, software: str) 
     assert any(f"priced as {software} software" in line for line in result.assumed)
 
 
-def test_flags_of_today_are_priced_as_today() -> None:
-    assert read("megatron", run_sh=MEGATRON).job.cluster.software == "megatron-core"
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        ("", "+plain-loss"), ("--overlap-grad-reduce", "+overlap-dp+plain-loss"),
+        ("--cross-entropy-loss-fusion", "+compiled-loss"),
+        ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", ""),
+    ],
+)  # fmt: skip
+def test_flags_of_today_are_priced_as_today(flags: str, changes: str) -> None:
+    """Megatron-LM's loss is not fused unless a flag says so, and keeps float32 beside each logit."""
+    assert read("megatron", run_sh=f"{MEGATRON} {flags}").job.cluster.software == f"megatron-core{changes}"
+
+
+@pytest.mark.parametrize(
+    "software", ["megatron-core", "megatron-core+overlap-dp", "megatron-core+overlap-dp+plain-loss"]
+)
+def test_a_script_that_is_written_has_the_overlaps_and_the_loss_of_its_job(changes: str) -> None:
+    software = f"megatron-core{changes}"
+    sets = ["cluster.nodes=1", "plan.dp=8", "plan.zero=1", f"cluster.software={software}"]
+    job = load_job("llama3-8b", [*sets, "cluster.device=h100-sxm", "batch.global_batch_size=8"])
+    script = exported(SYSTEMS["megatron"], job).files["run.sh"]
+    assert read("megatron", run_sh=script).job.cluster.software == software
 
 
 def test_sequence_parallel_that_does_nothing_is_told() -> None:

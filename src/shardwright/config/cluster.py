@@ -334,8 +334,8 @@ class ClusterSpec(SectionSpec):
     nodes: Ranks = Field(1, description="Number of nodes.")
     software: str = Field(
         "shardwright",
-        description="Generation of training software whose kernels and overlaps predictions count on; catalog name, or "
-        "the path of a TOML file like the catalog's.",
+        description="Generation of training software whose kernels and overlaps predictions count on; catalog name, "
+        "also with changes (megatron-core+overlap-dp), or the path of a TOML file like the catalog's.",
     )
     intra_node: LinkSpec = Field(LinkSpec(), description="Link between devices of one node.")
     inter_node: LinkSpec = Field(LinkSpec(), description="Link between nodes.")

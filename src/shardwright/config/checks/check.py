@@ -4,6 +4,7 @@ These checks are arithmetic on the job and need nothing else. Facts of the machi
 are checked where they are used.
 """
 
+from shardwright.config import catalog
 from shardwright.config.catalog_entry import entry_faults
 from shardwright.config.checks.check_adapters import adapter_faults
 from shardwright.config.checks.check_cluster import part_faults, topology_faults
@@ -25,7 +26,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import both, either, fixed, say
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
 from shardwright.config.rank_order import DEFAULT_ORDER, ORDERS, inside_pipeline, number_of
-from shardwright.config.software import SoftwareSpec
+from shardwright.config.software import SoftwareSpec, software_of
 from shardwright.config.units import counted_phrase
 
 # In bytes. File systems allow 255; names of files beside the folder may add an ending.
@@ -290,10 +291,23 @@ def _dispatch_faults(plan: PlanSpec, devices_per_node: int) -> list[str]:
 
 def _cluster_faults(job: JobSpec) -> list[str]:
     cluster = job.cluster
-    faults = entry_faults("cluster.software", "software", cluster.software, SoftwareSpec)
+    faults = _software_faults(cluster.software)
     if cluster.device != "unknown":
         faults += entry_faults("cluster.device", "devices", cluster.device, DeviceSpec)
     return faults
+
+
+def _software_faults(name: str) -> list[str]:
+    """Faults of the entry that names the software, or of the changes behind it (NAME+CHANGE+...)."""
+    entry, *changes = [name] if catalog.is_file(name) else name.split("+")
+    faults = entry_faults("cluster.software", "software", entry, SoftwareSpec)
+    if faults or not changes:
+        return faults
+    try:
+        software_of(name)
+    except KeyError as error:
+        return [f"cluster.software {name!r}: {error.args[0]}"]
+    return []
 
 
 def _fallback_faults(job: JobSpec) -> list[str]:

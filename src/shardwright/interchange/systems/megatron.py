@@ -101,7 +101,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     read_adapter(settings, fields, lambda name: name.replace("_", "-"))
     settings.faults += loose_faults(command.loose, settings, "megatron")
     uses_launcher = asked.cluster.devices == 0
-    software = software_of_flags(settings, fields, asked.cluster.device)
+    software = software_of_flags(settings, fields, asked.cluster.device, are_all=True)
     return ReadResult(
         fields,
         settings,
@@ -199,10 +199,11 @@ _WITH_FLASH = "megatron-2023"  # the first generation that has flash attention
 _OF_OLD = {"DDP-impl", "checkpoint-activations", "activations-checkpoint-method"}
 
 
-def software_of_flags(settings: Settings, fields: Flat, device: str = "") -> str:
-    """The generation of software of a command: the oldest one that has its flags, its plan and its attention, which
-    depends on the device."""
+def software_of_flags(settings: Settings, fields: Flat, device: str = "", *, are_all: bool = False) -> str:
+    """The software of a command: the oldest generation that has its flags, its plan and its attention, which depends on
+    the device, with changes. `are_all`: what no flag says is off, as in Megatron-LM's own command."""
     given = settings.given
+    changes = _changes_of_core(settings, are_all)
     plan = PlanSpec.model_construct(
         **{name.removeprefix("plan."): value for name, value in fields.items() if name.startswith("plan.")}
     )
@@ -215,10 +216,10 @@ def software_of_flags(settings: Settings, fields: Flat, device: str = "") -> str
     elif why_no_flash and oldest != _GENERATIONS[-1]:
         generation = oldest if _OF_OLD & given.keys() else "megatron-2022"
         reasons.append(say("without flash attention, {reason}", reason=why_no_flash))
+    elif not _OF_OLD & given.keys():
+        generation = "+".join((_GENERATIONS[-1], *changes))
     elif "overlap-grad-reduce" in given:
         generation = "large-2024"
-    elif not _OF_OLD & given.keys():
-        generation = _GENERATIONS[-1]
     elif settings.flag("use-flash-attn") and not lacking[_WITH_FLASH]:
         generation = _WITH_FLASH
         reasons.append(say("with {names}", names="--use-flash-attn"))
@@ -235,6 +236,15 @@ def software_of_flags(settings: Settings, fields: Flat, device: str = "") -> str
         )
     )
     return generation
+
+
+def _changes_of_core(settings: Settings, are_all: bool) -> list[str]:
+    """Changes of Megatron Core (config/software_changes.py) that flags say: what is overlapped, and whose loss."""
+    changes = ["overlap-dp"] if settings.flag("overlap-grad-reduce") else []
+    if not settings.flag("cross-entropy-loss-fusion"):
+        return [*changes, "plain-loss"] if are_all else changes
+    kernels = settings.text("cross-entropy-fusion-impl", "native" if are_all else "te")
+    return [*changes, "compiled-loss"] if kernels == "native" else changes
 
 
 def _why_no_flash(settings: Settings, device: str) -> str:
@@ -278,8 +288,11 @@ def _script(job: JobSpec, data: list[str]) -> dict[str, str]:
     if job.model.moe.experts:
         sections["MODEL"].append("--moe-grouped-gemm")
     is_fsdp = any(line.startswith("--use-megatron-fsdp") for line in sections["PARALLEL"])
-    if "--use-distributed-optimizer" in sections["PARALLEL"]:
+    software = software_of(job.cluster.software)
+    if "--use-distributed-optimizer" in sections["PARALLEL"] and (software.is_own or software.reduce_overlap):
         sections["PARALLEL"] += ["--overlap-grad-reduce", "--overlap-param-gather"]
+    if software.is_own or software.loss == "fused":
+        sections["MODEL"].append("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te")
     sections["DATA"] = data
     exports = {} if is_fsdp else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     text = script_text(job, "Megatron-LM", program("megatron"), sections, exports)
@@ -295,7 +308,7 @@ FACTS = System(
     write=write,
     run_files=RunFiles(program("megatron"), write_to_run),
     settings=flags,
-    software="megatron-core",
+    software="megatron-core+overlap-dp",
     written=WRITTEN,
     signs=SIGNS,
     has_templates=True,
