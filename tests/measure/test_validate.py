@@ -448,7 +448,10 @@ def test_a_table_of_memory_alone_has_no_scores_of_time(tmp_path: Path) -> None:
     row = TODAY | {"step_time_s": "", "peak_mem_gb": "4", "memory_kind": "allocator"}
     (tmp_path / "t.csv").write_text("\n".join([",".join(row), ",".join(row.values())]))
     text = " ".join(scored(str(tmp_path / "t.csv")).stdout.split())
-    assert "1 of 1 rows predicted; no row has a measured step time. Memory, where" in text and "% in the mean" in text
+    assert (
+        "1 of 1 rows predicted, and none of them has a measured step time. Memory, where" in text
+        and "% in the mean" in text
+    )
     assert "all, tier A" not in text
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from shardwright.api.reported_run import ReportedRun
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
 from shardwright.config.run_file_names import CARD, METRICS, REPORT
 from shardwright.report.page_document import modules_of, page_document, templates_said
 from shardwright.report.run.run_card import RunCard
-from shardwright.report.run.run_record import read_record, record_of, thinned
+from shardwright.report.run.run_record import RunRecord, read_record, record_of, thinned
 from shardwright.report.run.run_report import report_data, report_html
 from shardwright.report.timeline.job_study import study_job
 from support.languages import assert_same_in_chinese
@@ -149,3 +150,26 @@ def test_a_job_that_this_version_has_not_leaves_the_measurements(tmp_path: Path)
     (folder / CARD).write_text(json.dumps(fields), encoding="utf-8")
     data = report_data(RunCard.read(folder), read_record(folder), folder)
     assert data["parts"] == {} and "of-tomorrow" in data["notes"][0] and data["series"]["loss"]
+
+
+def test_a_run_that_its_ranks_refuse_leaves_the_card_of_the_earlier_run(tmp_path: Path) -> None:
+    """Such as one with another model than the checkpoints in its folder."""
+    job = load_job("quickstart", [])
+    ReportedRun(job, print).begin(tmp_path)
+    text = (tmp_path / CARD).read_text(encoding="utf-8")
+    refused = ReportedRun(load_job("quickstart", ["model.layers=2"]), print)
+    with pytest.raises(PlanError), refused.telling_of_failure():
+        refused.begin(tmp_path)
+        assert (tmp_path / CARD).read_text(encoding="utf-8") != text
+        raise PlanError("checkpoint", ["its model.layers is 4, and the job's 2"])
+    assert (tmp_path / CARD).read_text(encoding="utf-8") == text
+
+
+def test_tokens_a_second_fit_the_step_beside_them() -> None:
+    """The mean of the two middle rates is not the rate of the mean of the two middle steps."""
+    seconds = [9.0, 9.0, 1.0, 3.0]
+    steps = list(enumerate(seconds, start=1))
+    record = RunRecord(curves={"step_s": steps, "tokens_per_s": [(step, 4096 / step_s) for step, step_s in steps]})
+    assert record.median("step_s") == 2.0
+    assert record.rate("tokens_per_s") == pytest.approx(4096 / 2.0)
+    assert record.rate("mfu") is None

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright import __version__
-from shardwright.config.base import RunError, error_text
+from shardwright.config.base import PlanError, RunError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH, language_of_locale, say
-from shardwright.config.run_file_names import METRICS, REPORT
+from shardwright.config.run_file_names import CARD, METRICS, REPORT
 from shardwright.report.run.run_card import RunCard, Status
-from shardwright.train.run_files import open_to_append
+from shardwright.train.run_files import open_to_append, write_anew
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,10 +33,13 @@ class ReportedRun:
         self._job, self._warn = job, warn
         self._folder = Path()
         self._card: RunCard | None = None
+        self._earlier: str | None = None  # the card of an earlier run in the folder
 
     def begin(self, folder: Path) -> None:
         """Write the card of a run that begins, into its folder."""
         self._folder = folder
+        with suppress(OSError, UnicodeDecodeError):
+            self._earlier = (folder / CARD).read_text(encoding="utf-8")
         try:
             self._card = RunCard.begun(self._job, __version__)
             self._card.write(folder)
@@ -45,9 +48,15 @@ class ReportedRun:
 
     @contextmanager
     def telling_of_failure(self) -> Iterator[None]:
-        """A context whose RunError is in the report of the run."""
+        """A context whose RunError is in the report of the run. A run that is refused by its ranks was none, and leaves
+        the card of the earlier run in the folder as it was."""
         try:
             yield
+        except PlanError:
+            if self._card is not None and self._earlier is not None:
+                with suppress(OSError):
+                    write_anew(self._folder / CARD, self._earlier)
+            raise
         except RunError as error:
             self.end("failed", str(error))
             raise

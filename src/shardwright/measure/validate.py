@@ -204,9 +204,10 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
 
 
 def _expect_a_measurement(table: Path, rows: Sequence[Measured]) -> None:
-    """Raise PlanError for a table whose rows can be predicted, and none of which says what was measured."""
+    """Raise PlanError for a table whose rows can be predicted, and none of which says what was measured. A row that
+    says it wrongly has a fault, which is told with the others."""
     sound = [row for row in rows if row.run is not None]
-    if not sound or any(row.step_s or row.memory_gb or row.ran_out for row in sound):
+    if not sound or any(row.step_s or row.memory_gb or row.ran_out or row.faults for row in rows):
         return
     near = {name: nearest(name, [*AMOUNTS], most=1) for name in sorted(sound[0].columns - {*AMOUNTS})}
     meant = tuple(

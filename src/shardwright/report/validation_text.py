@@ -37,7 +37,9 @@ def _step_times(result: Mapping[str, Any]) -> list[Part]:
     """The number of rows that are predicted, and the errors of their step times, where one was measured."""
     counts = {name: result[name] for name in ("predicted", "rows")}
     if not (result["by_family"] or result["tier_b"]["by_family"] or "mape" in result["apart"]):
-        return [paragraph(say("{predicted} of {rows} rows predicted; no row has a measured step time.", **counts))]
+        return [
+            paragraph(say("{predicted} of {rows} rows predicted, and none of them has a measured step time.", **counts))
+        ]
     return [
         say("{predicted} of {rows} rows predicted. Error of the step time:", **counts),
         AlignedRows(_table(result)),

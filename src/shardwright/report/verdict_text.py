@@ -65,6 +65,14 @@ def verdict_parts(
                 moved=moved,
             )
         )
+        if not passed and max(verdict.differences) <= moved:
+            lines.append(
+                say(
+                    "  rounding alone makes as large a difference, so {number} can't prove this plan; prove it with "
+                    "--set precision.compute=float32, or with a larger --tolerance",
+                    number=job.precision.compute,
+                )
+            )
     if loses_gradients(job.plan) and not passed:
         lines.append(
             say(

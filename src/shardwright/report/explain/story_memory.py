@@ -37,6 +37,10 @@ def memory_chapter(story: Story) -> Iterator[Part]:
             "activations what is kept for the backward at the fullest moment, buffers at their peak."
         ),
         say(
+            "Together has working memory, too, which operators need while they run: {working} on the fullest rank.",
+            working=memory_text(round(story.memory[story.fullest].working_bytes)),
+        ),
+        say(
             "The last column is what a process of {software} is predicted to need, with its own kernels and what its "
             "libraries take.",
             software=job.cluster.software,

@@ -78,6 +78,14 @@ class RunRecord:
         typical = values[_WARMING:][-_TYPICAL:] or values[-1:]
         return median(typical) if typical else None
 
+    def rate(self, name: str) -> float | None:
+        """A curve of something a second, at the median step: the median of what a step has of it, divided by the median
+        seconds. So it fits the step time beside it, as medians of both do not. None if the run has no such curve."""
+        steps = dict(self.curves.get("step_s", []))
+        amounts = [value * steps[step] for step, value in self.curves.get(name, []) if step in steps]
+        typical, step_s = amounts[_WARMING:][-_TYPICAL:] or amounts[-1:], self.median("step_s")
+        return median(typical) / step_s if typical and step_s else None
+
     def thinned(self) -> dict[str, list[tuple[int, float]]]:
         """The curves with as many points as a screen can show."""
         return {name: thinned(points) for name, points in self.curves.items()}

@@ -66,7 +66,7 @@ def runs_rows(folders: Sequence[Path]) -> list[RunRow]:
         raise PlanError("runs", faults)
     rows: list[RunRow] = []
     for folder, card, record in sorted(runs, key=lambda run: run[1].ranks):
-        tokens_per_s = record.median("tokens_per_s")
+        tokens_per_s = record.rate("tokens_per_s")
         per_rank = None if tokens_per_s is None else tokens_per_s / card.ranks
         base = rows[0].tokens_per_s_per_rank if rows else per_rank
         is_same = not rows or rows[0].model == _model(card)
@@ -82,7 +82,7 @@ def runs_rows(folders: Sequence[Path]) -> list[RunRow]:
                 predicted_step_s=(record.compared or {}).get("whole_step_s", [None])[0],
                 tokens_per_s=tokens_per_s,
                 tokens_per_s_per_rank=per_rank,
-                mfu=record.median("mfu"),
+                mfu=record.rate("mfu"),
                 efficiency=per_rank / base if per_rank is not None and base and is_same else None,
                 loss=record.last("loss"),
                 held_out_loss=record.last("held_out"),
