@@ -158,9 +158,9 @@ def test_a_run_that_its_ranks_refuse_leaves_the_card_of_the_earlier_run(tmp_path
     ReportedRun(job, print).begin(tmp_path)
     text = (tmp_path / CARD).read_text(encoding="utf-8")
     refused = ReportedRun(load_job("quickstart", ["model.layers=2"]), print)
+    refused.begin(tmp_path)
+    assert (tmp_path / CARD).read_text(encoding="utf-8") != text
     with pytest.raises(PlanError), refused.telling_of_failure():
-        refused.begin(tmp_path)
-        assert (tmp_path / CARD).read_text(encoding="utf-8") != text
         raise PlanError("checkpoint", ["its model.layers is 4, and the job's 2"])
     assert (tmp_path / CARD).read_text(encoding="utf-8") == text
 
