@@ -48,6 +48,8 @@ def test_text_of_a_folder_and_of_a_run(tmp_path: Path, monkeypatch: pytest.Monke
     job = job_of(tmp_path / "in")
     trained_and_saved(job_mesh(job, 0, torch.device("cpu")), job, tmp_path / "run")
     assert written(str(tmp_path / "run"), "--set", "plan.pp=2") == likeliest(exported(tmp_path / "run"))
+    told = CliRunner().invoke(cli, ["generate", str(tmp_path / "run"), "--tokens", "1"]).stderr
+    assert "beginning with the weights of" in told and "step-" in told  # an older one would be named, too
 
 
 @pytest.mark.processes

@@ -100,7 +100,11 @@ def generate(
     spec = on_this_machine(spec, spec.plan.world, tell_aside)
     with scratch_folder() as folder:
         written = launch(partial(write_text, asked_text), spec, folder)[0]
-    click.echo(json.dumps(asdict(written)) if as_json else shown(written.text))
+    answer = asdict(written)
+    lines = answer.pop("lines")
+    for line in lines if weights_source.weights_from else ():
+        tell_aside(line)
+    click.echo(json.dumps(answer) if as_json else shown(written.text))
 
 
 def shown(text: str) -> str:

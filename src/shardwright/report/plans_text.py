@@ -121,7 +121,8 @@ def _words_of_parts(plan: PlanSpec) -> dict[str, str]:
     words["zero"] = f"zero {plan.zero}" + (f" over {plan.zero_ranks}" if plan.zero_ranks else "")
     if plan.recompute != "none":
         words["recompute"] = f"recompute {recompute_words(plan)}"
-    words |= {name: name for name in _FLAGS if getattr(plan, name)}
+    without_effect = () if plan.tp > 1 else ("sequence_parallel",)
+    words |= {name: name for name in _FLAGS if getattr(plan, name) and name not in without_effect}
     if plan.offload_optimizer:
         share = f" {plan.offload_optimizer:g}" if plan.offload_optimizer < 1 else ""
         words["offload_optimizer"] = f"offload_optimizer{share}"

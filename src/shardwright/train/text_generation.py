@@ -110,24 +110,26 @@ class AskedText:
 
 @dataclass(frozen=True)
 class WrittenText:
-    """The generated text and its number of tokens. `has_ended`: the model wrote an end token."""
+    """The generated text and its number of tokens. `has_ended`: the model wrote an end token. `lines` tell the user
+    which checkpoint the weights are of, and which ones were passed over."""
 
     text: str
     num_tokens: int
     has_ended: bool
+    lines: tuple[str, ...] = ()
 
 
 def write_text(request: AskedText, job: JobSpec, mesh: Mesh, folder: Path) -> WrittenText:
     """The shown part of the prompt and the generated text. Every rank calls this."""
-    replica = begin(job, mesh, folder, request.weights_from).replica
-    prompt = request.prompt
+    begun_run = begin(job, mesh, folder, request.weights_from)
+    replica, prompt = begun_run.replica, request.prompt
     with replica.gathered():
         ids = generate(
             replica, list(prompt.ids), request.num_tokens, request.seed, request.temperature, ends=prompt.ends
         )
     num_tokens = len(ids) - len(prompt.ids)
     text = load_tokenizer(job.data).decode(ids[prompt.num_hidden :])
-    return WrittenText(text, num_tokens, has_ended=num_tokens < request.num_tokens)
+    return WrittenText(text, num_tokens, has_ended=num_tokens < request.num_tokens, lines=begun_run.lines)
 
 
 def sample_text(replica: Replica) -> str:
