@@ -41,9 +41,7 @@ def test_flags_of_today_are_priced_as_today(flags: str, changes: str) -> None:
     assert read("megatron", run_sh=f"{MEGATRON} {flags}").job.cluster.software == f"megatron-core{changes}"
 
 
-@pytest.mark.parametrize(
-    "software", ["megatron-core", "megatron-core+overlap-dp", "megatron-core+overlap-dp+plain-loss"]
-)
+@pytest.mark.parametrize("changes", ["", "+overlap-dp", "+overlap-dp+plain-loss"])
 def test_a_script_that_is_written_has_the_overlaps_and_the_loss_of_its_job(changes: str) -> None:
     software = f"megatron-core{changes}"
     sets = ["cluster.nodes=1", "plan.dp=8", "plan.zero=1", f"cluster.software={software}"]

@@ -175,7 +175,8 @@ def _name_faults(key: str, kind: catalog.Kind, text: str) -> list[str]:
         value = parse_toml(f"value = {text}").get("value", text)
     except TOML_ERRORS:
         value = text
-    if catalog.has(kind, str(value)) or (key == "cluster.device" and value == "unknown"):
+    entry = str(value).partition("+")[0] if kind == "software" else str(value)  # without changes of it
+    if catalog.has(kind, entry) or (key == "cluster.device" and value == "unknown"):
         return []
     hint = catalog.known_hint(kind, str(value)) if "/" not in str(value) else say("a page reads no file")
     return [
